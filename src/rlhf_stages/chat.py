@@ -1,0 +1,290 @@
+"""A conversation with a model: the history, the prompt made of it, and the reply as it comes."""
+
+import queue
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_stages.args import GenerationArgs
+from rlhf_stages.data.dialogue import ASSISTANT, CHAT_TEMPLATE, HUMAN
+from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenizer
+from rlhf_stages.experiment import resolve_checkpoint
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+
+
+class ChatSession:
+    """A model, its tokenizer, and what was said.
+
+    Attributes:
+        history: turns `{"role": "user" or "assistant", "content": text}`, user and assistant by turns.
+        notes: sentences that whoever talks should know about this model.
+        window: tokens that prompt and reply may have together; None: no limit.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "model") -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.history: list[dict[str, str]] = []
+        self.notes: list[str] = []
+        self.window: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = CHAT_TEMPLATE
+            self.notes.append(f"{name} brings no chat template; using Human: and Assistant:")
+        self._stop_ids = {int(i) for i in _as_list(model.generation_config.eos_token_id)} | {tokenizer.eos_token_id}
+        # generate() fills what a call leaves open from here; the model's own penalties and bans would get in that way.
+        model.generation_config = GenerationConfig()
+        probe = self._text([{"role": role, "content": "x"} for role in ("user", "assistant", "user")])
+        bos = tokenizer.bos_token or ""
+        added = any(token in probe.removeprefix(bos) for token in tokenizer.get_added_vocab())
+        self._is_plain = probe.startswith(bos) and not added
+        self._markers = tuple(marker for marker in (HUMAN, ASSISTANT) if marker in probe)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_hub_id: str | Path,
+        *,
+        device: str = "auto",
+        dtype: torch.dtype | None = None,
+        trust_remote_code: bool = False,
+    ) -> "ChatSession":
+        """Load a policy from an experiment, a checkpoint, a model folder or the hub.
+
+        Args:
+            device: `auto` is the first of cuda, mps, cpu that is there.
+            dtype: of weights and compute; None is float32.
+
+        Raises:
+            FileNotFoundError: no such folder, or no checkpoint in it yet.
+            ValueError: a reward model, a model that cannot write text, damaged weights, no such hub id or device.
+        """
+        source = _locate(str(path_or_hub_id))
+        place = _device(device)
+        try:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+            _refuse_scorer(config, source)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype or torch.float32,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+        except _NotAPolicyError:
+            raise
+        except _LOAD_ERRORS as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"no language model could be loaded from {source!r}: {reason}") from None
+        if report["missing_keys"]:
+            missing = sorted(report["missing_keys"])
+            raise ValueError(f"{source} lacks {len(missing)} of its weights ({missing[0]}, ...); copy it again")
+        return cls(model.to(place), load_tokenizer(source, trust_remote_code), name=source)
+
+    def reply(self, text: str, settings: GenerationArgs) -> str:
+        """Say something and wait for the whole reply. Raises as `stream` does."""
+        return "".join(self.stream(text, settings))
+
+    def stream(self, text: str, settings: GenerationArgs) -> Iterator[str]:
+        """Say something and get the reply in pieces, as they come.
+
+        What no longer fits the context window stays out of the prompt: the oldest exchanges, then the beginning of
+        `text`. The exchange joins the history when the reply ends, or with what was said so far when the caller stops
+        (close the iterator, or Ctrl-C). After an error the history is as it was.
+
+        Raises:
+            ValueError: beams or several sequences are asked for, or the prompt cannot be made.
+        """
+        if settings.num_beams != 1 or settings.num_return_sequences != 1:
+            raise ValueError("a chat gives one reply as it comes; use num_beams=1 and num_return_sequences=1")
+        turns = [*self.history, {"role": "user", "content": text}]
+        ids = self._prompt(turns, settings.max_new_tokens)
+        shown = ""
+        generation = _Generation(self.model, ids, self._generation_config(len(ids), settings))
+        try:
+            for visible in self._visible(iter(generation)):
+                if len(visible) > len(shown):
+                    piece, shown = visible[len(shown) :], visible
+                    yield piece
+        except (GeneratorExit, KeyboardInterrupt):
+            if shown:
+                self.history = [*turns, {"role": "assistant", "content": shown}]
+            raise
+        finally:
+            generation.stop()
+        self.history = [*turns, {"role": "assistant", "content": shown}]
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.history = []
+
+    def _visible(self, tokens: Iterator[int]) -> Iterator[str]:
+        """What may be shown after each token: never the start of a new turn, half a character or space at the end."""
+        ids: list[int] = []
+        text = ""
+        for token in tokens:
+            if token in self._stop_ids:
+                break
+            ids.append(token)
+            text = self._decode(ids)
+            if any(marker in text for marker in self._markers):
+                break
+            yield _hold_back(text, self._markers)
+        cut = min((text.find(marker) for marker in self._markers if marker in text), default=len(text))
+        yield text[:cut].strip()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        # The whole reply each time: the text of a token depends on its neighbours.
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _prompt(self, turns: list[dict[str, str]], max_new_tokens: int) -> list[int]:
+        """Ids of the newest turns that leave room for the reply (at most half of the window is kept for it)."""
+        ids: list[int] = self._render(turns)
+        if self.window is None:
+            return ids
+        room = self.window - min(max_new_tokens, self.window // 2)
+        while len(ids) > room and len(turns) > 1:
+            turns = turns[2:]
+            ids = self._render(turns)
+        rest = encode_text(self.tokenizer, turns[-1]["content"])
+        while len(ids) > room:
+            if not rest:
+                raise ValueError(f"the chat template alone takes {len(ids)} tokens of {self.name}'s {self.window}")
+            rest = rest[len(ids) - room :]
+            ids = self._render([{"role": "user", "content": self._decode(rest)}])
+        return ids
+
+    def _render(self, turns: list[dict[str, str]]) -> list[int]:
+        """Ids of the conversation up to where the assistant speaks."""
+        text = self._text(turns)
+        if self._is_plain:  # BOS and text: as our stages encode it, a special token that someone spells stays text
+            ids = encode_prompt(self.tokenizer, text.removeprefix(self.tokenizer.bos_token or ""))
+        else:
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        rows = self.model.get_input_embeddings().num_embeddings
+        if max(ids, default=0) >= rows:
+            raise ValueError(f"the tokenizer of {self.name} gives id {max(ids)}, but the model knows {rows} tokens")
+        return ids
+
+    def _text(self, turns: list[dict[str, str]]) -> str:
+        """The conversation as the chat template renders it."""
+        try:
+            return str(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template of {self.name} fails: {error}") from None
+
+    def _generation_config(self, prompt_size: int, settings: GenerationArgs) -> GenerationConfig:
+        room = settings.max_new_tokens if self.window is None else self.window - prompt_size
+        sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+        return GenerationConfig(
+            max_new_tokens=min(settings.max_new_tokens, room),
+            do_sample=settings.do_sample,
+            **(sampling if settings.do_sample else {}),
+            eos_token_id=sorted(self._stop_ids),
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,
+        )
+
+
+class _Generation:
+    """`generate` in a thread of its own; iterating gives the token ids as they come, and raises what it raises."""
+
+    def __init__(self, model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> None:
+        self._tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._is_prompt = True
+        self._thread = threading.Thread(target=self._run, args=(model, prompt, config), daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[int]:
+        while (token := self._tokens.get()) is not None:
+            if isinstance(token, BaseException):
+                raise token
+            yield token
+
+    def stop(self) -> None:
+        """End after the token in work."""
+        self._stopped.set()
+        self._thread.join()
+
+    def put(self, ids: torch.Tensor) -> None:
+        """Called by `generate` with the prompt, then with every token."""
+        if not self._is_prompt:
+            self._tokens.put(int(ids))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Called by `generate` after the last token."""
+
+    def _run(self, model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> None:
+        ids = torch.tensor([prompt], device=model.device)
+        try:
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                streamer=self,
+                stopping_criteria=[lambda rows, scores: torch.full_like(rows[:, 0], self._stopped.is_set()).bool()],
+            )
+            self._tokens.put(None)
+        except BaseException as error:  # it belongs to the thread that reads
+            self._tokens.put(error)
+
+
+class _NotAPolicyError(ValueError):
+    """A model that scores."""
+
+
+def _locate(source: str) -> str:
+    """The model folder as a string, or the hub id.
+
+    Raises:
+        FileNotFoundError: it looks like a folder, but there is no model in it.
+    """
+    path = Path(source)
+    inside_a_folder = path.parent != Path() and path.parent.is_dir()
+    if path.exists() or inside_a_folder or not _HUB_ID.fullmatch(source):
+        return str(resolve_checkpoint(path))
+    return source
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used ({reason}); take cpu, cuda, mps or auto") from None
+    return device
+
+
+def _refuse_scorer(config: Any, source: str) -> None:
+    kinds = [kind for kind in config.architectures or [] if kind.endswith("ForSequenceClassification")]
+    if kinds:
+        raise _NotAPolicyError(
+            f"{source} is a reward model ({kinds[0]}): it scores texts and cannot talk;"
+            " point at the folder of an SFT or PPO experiment, or at another language model, instead"
+        )
+
+
+def _hold_back(text: str, markers: Sequence[str]) -> str:
+    """The text without what the next token may turn into something else, and without space around it."""
+    text = text.rstrip("\ufffd")
+    for marker in markers:
+        begun = next((n for n in range(len(marker) - 1, 0, -1) if text.endswith(marker[:n])), 0)
+        text = text[: len(text) - begun]
+    return text.strip()
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

@@ -1,0 +1,1 @@
+"""Tokens on disk and on their way to a batch."""

@@ -1,0 +1,108 @@
+"""Records to batches.
+
+Legend: B sequences, T tokens (longest of the batch), P prompt tokens (longest), S sequences of all lists, Q pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlhf_stages.data.shards import Record
+from rlhf_stages.functional.masking import first_difference, length_mask
+
+
+@dataclass(frozen=True)
+class FinetuneBatch:
+    """Right-padded texts: input_ids, targets (B, T) int64; attention_mask (B, T) bool."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class PreferenceBatch:
+    """Right-padded texts of B ranked lists and all their pairs.
+
+    input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
+    starts (Q,) int64 is the first token at which the two of a pair differ.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    lengths: Tensor
+    better: Tensor
+    worse: Tensor
+    starts: Tensor
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Left-padded prompts, so that generation continues each from its last token: input_ids, attention_mask (B, P)."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+    def repeat(self, times: int) -> "PromptBatch":
+        """Each prompt `times` times in a row."""
+        return PromptBatch(
+            self.input_ids.repeat_interleave(times, dim=0), self.attention_mask.repeat_interleave(times, dim=0)
+        )
+
+
+def collate_finetune(
+    records: Sequence[Record], *, pad_token_id: int, ignore_index: int, use_targets: bool, mask_prompt: bool
+) -> FinetuneBatch:
+    """Texts to learn. With `use_targets` the prompt does not count (unless the data were made with
+    `mask_prompt=False`); without, every token of the text counts. Padding never does, and neither does the EOS that
+    ends a truncated response: the text went on.
+    """
+    sequences = [record.sequence() for record in records]
+    input_ids, lengths = pad_right(sequences, pad_token_id)
+    targets, _ = pad_right(sequences, ignore_index)
+    for row, record in zip(targets, records, strict=True):
+        length = len(record.prompt) + len(record.responses[0])
+        if use_targets and record.targets is not None:
+            row[:length] = record.targets
+        elif use_targets and mask_prompt:
+            row[: len(record.prompt)] = ignore_index
+        if record.truncated[0]:
+            row[length - 1] = ignore_index
+    return FinetuneBatch(input_ids, length_mask(lengths, input_ids.shape[1]), targets)
+
+
+def collate_preference(records: Sequence[Record], *, pad_token_id: int) -> PreferenceBatch:
+    """Ranked lists: every text once, and each pair of a list with the better one first."""
+    sequences = [record.sequence(i) for record in records for i in range(len(record.responses))]
+    input_ids, lengths = pad_right(sequences, pad_token_id)
+    pairs, offset = [], 0
+    for record in records:
+        k = len(record.responses)
+        pairs += [(offset + i, offset + j) for i in range(k) for j in range(i + 1, k)]
+        offset += k
+    better, worse = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    shorter = torch.minimum(lengths[better], lengths[worse])
+    # where one text is a prefix of the other they differ at its end, whatever the padding id is
+    starts = torch.minimum(first_difference(input_ids[better], input_ids[worse]), shorter)
+    return PreferenceBatch(input_ids, length_mask(lengths, input_ids.shape[1]), lengths, better, worse, starts)
+
+
+def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBatch:
+    """Prompts to continue."""
+    return pad_left([record.prompt for record in records], pad_token_id)
+
+
+def pad_right(sequences: Sequence[Tensor], value: int) -> tuple[Tensor, Tensor]:
+    """Stack to (B, T) with `value` behind the shorter ones, and the lengths (B,)."""
+    return (
+        torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=value),
+        torch.tensor([len(sequence) for sequence in sequences]),
+    )
+
+
+def pad_left(sequences: Sequence[Tensor], value: int) -> PromptBatch:
+    """Stack to (B, P) with `value` in front of the shorter ones, and the attention mask."""
+    flipped, lengths = pad_right([sequence.flip(0) for sequence in sequences], value)
+    return PromptBatch(flipped.flip(1), length_mask(lengths, flipped.shape[1]).flip(1))

@@ -1,0 +1,80 @@
+"""What `args.json` of a data folder says to the stages."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_stages.data.tokenizer import fingerprint
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """Facts of a prepared data folder; `raw` is the whole `args.json`."""
+
+    path: Path
+    dataset: str
+    tokenizer_name: str
+    fingerprint: str | None
+    chat_template: str | None
+    mask_prompt: bool
+    ignore_index: int
+    raw: dict[str, Any]
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, model_name: str) -> None:
+        """Refuse a tokenizer that is not the one the shards were made with.
+
+        Raises:
+            ValueError: the fingerprints differ. A folder without one (brought along, not prepared here) passes.
+        """
+        found = fingerprint(tokenizer)
+        if self.fingerprint is not None and found != self.fingerprint:
+            raise ValueError(
+                f"{self.path} was prepared with the tokenizer of {self.tokenizer_name!r} ({self.fingerprint}), but"
+                f" {model_name!r} has another ({found}); prepare the data again with --tokenizer_name={model_name}"
+            )
+
+
+def read_data_info(data_dir: str | Path) -> DataInfo:
+    """Read the `args.json` that `prepare_data.py`, or whoever brought the shards, left in the data folder.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: not a JSON object, or it names no tokenizer.
+    """
+    path = Path(data_dir) / "args.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no {path}; --data_dir must be a folder written by data_prep/<dataset>/prepare_data.py"
+        )
+    raw = read_json(path)
+    tokenizer = raw.get("tokenizer", {})
+    name = tokenizer.get("name", raw.get("tokenizer_name"))
+    if not name:
+        raise ValueError(f'{path} names no tokenizer (expected {{"tokenizer": {{"name": ...}}}} or "tokenizer_name")')
+    return DataInfo(
+        path=Path(data_dir),
+        dataset=str(raw.get("dataset") or Path(data_dir).resolve().parent.name),
+        tokenizer_name=str(name),
+        fingerprint=tokenizer.get("fingerprint"),
+        chat_template=raw.get("chat_template"),
+        mask_prompt=bool(raw.get("mask_prompt", True)),
+        ignore_index=int(raw.get("ignore_index", -1)),
+        raw=raw,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ValueError: the file is not UTF-8, not JSON, or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also UnicodeDecodeError
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a JSON object")
+    return content

@@ -1,0 +1,241 @@
+"""The shard: prompts with their responses as token ids, in one memory-mapped file.
+
+Legend: N records, S segments (a prompt or a response), M tokens.
+
+A record is a prompt and k responses, best first: k = 1 to fine-tune on, k >= 2 as a preference, k = 0 as a prompt alone.
+On disk it is columns, so that opening is instant and memory stays flat: `tokens` (M,) int32, `segment_offsets` (S + 1,)
+int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first the prompt, then its responses), and
+`truncated` (S,) bool, true where a response was cut to fit. Lists of dictionaries as seed projects write them
+(`prompt_len`, `input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`) are read as well.
+"""
+
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+FORMAT_VERSION = 1
+_COLUMNS = {
+    "tokens": torch.int32,
+    "segment_offsets": torch.int64,
+    "record_offsets": torch.int64,
+    "truncated": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One prompt and its responses, best first, as int64 ids.
+
+    `truncated[i]` says that response i was cut; `targets` (T,) is only there when the shard brought its own.
+    """
+
+    prompt: Tensor
+    responses: tuple[Tensor, ...]
+    truncated: tuple[bool, ...]
+    targets: Tensor | None = None
+
+    def sequence(self, response: int = 0) -> Tensor:
+        """Ids of the prompt and one of its responses, (T,)."""
+        return torch.cat([self.prompt, self.responses[response]])
+
+
+class ShardWriter:
+    """Collects records in flat arrays and saves them as one shard."""
+
+    def __init__(self) -> None:
+        self._tokens = array("i")
+        self._segment_offsets = array("q", [0])
+        self._record_offsets = array("q", [0])
+        self._truncated = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._record_offsets) - 1
+
+    def add(
+        self, prompt: Sequence[int], responses: Sequence[Sequence[int]] = (), truncated: Sequence[bool] = ()
+    ) -> None:
+        """Append a record; `truncated` has an entry per response, none means that none was cut."""
+        for segment, cut in zip((prompt, *responses), (False, *(truncated or [False] * len(responses))), strict=True):
+            self._tokens.extend(segment)
+            self._segment_offsets.append(len(self._tokens))
+            self._truncated.append(cut)
+        self._record_offsets.append(len(self._segment_offsets) - 1)
+
+    def save(self, path: Path, order: Sequence[int] | None = None) -> None:
+        """Write the shard in one piece (temporary name, then rename), records in the given order."""
+        columns = {
+            "tokens": _tensor(self._tokens, torch.int32),
+            "segment_offsets": _tensor(self._segment_offsets, torch.int64),
+            "record_offsets": _tensor(self._record_offsets, torch.int64),
+            "truncated": _tensor(self._truncated, torch.bool),
+        }
+        if order is not None:
+            columns = _reorder(columns, order)
+        atomic_save({"format_version": FORMAT_VERSION, **columns}, path)
+
+
+class Shard(Dataset[Record]):
+    """A shard opened for reading; indexing gives a `Record`."""
+
+    def __init__(self, columns: dict[str, Tensor], targets: list[Tensor] | None, path: Path) -> None:
+        self.path = path
+        self._columns = columns
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self._columns["record_offsets"]) - 1
+
+    def __getitem__(self, index: int) -> Record:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {self.path}, which has {len(self)}")
+        c = self._columns
+        first, last = c["record_offsets"][index : index + 2].tolist()
+        bounds = c["segment_offsets"][first : last + 1].tolist()
+        prompt, *responses = (c["tokens"][a:b].long() for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+        return Record(
+            prompt,
+            tuple(responses),
+            tuple(c["truncated"][first + 1 : last].tolist()),
+            None if self._targets is None else self._targets[index],
+        )
+
+
+def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None) -> Shard:
+    """Open a shard whose records must have at least `responses` responses, and ids below `vocab_size`.
+
+    Raises:
+        FileNotFoundError: there is no such shard.
+        ValueError: the file is damaged, empty of records, of another version, or of another kind than asked for.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no shard {path}; data_prep/<dataset>/prepare_data.py writes it (see its --stage)")
+    try:
+        content: Any = torch.load(path, mmap=True, weights_only=True)
+    except Exception as error:  # torch raises half a dozen types on a damaged file
+        raise ValueError(
+            f"{path} is not a readable shard ({type(error).__name__}: {error}); prepare it again"
+        ) from None
+    if isinstance(content, list):
+        shard = _from_dictionaries(content, path)
+    else:
+        shard = Shard(_check_columns(content, path), None, path)
+    if len(shard) == 0:
+        raise ValueError(f"{path} holds no records; look at the counts in {path.parent / 'args.json'}")
+    counts = shard._columns["record_offsets"].diff() - 1
+    if int(counts.min()) < responses:
+        raise ValueError(
+            f"{path}: record {int(counts.argmin())} has {int(counts.min())} responses, expected at least {responses}"
+            " (a finetune shard where a preference shard is needed?)"
+        )
+    tokens = shard._columns["tokens"]
+    if vocab_size is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise ValueError(
+            f"{path} has token ids from {int(tokens.min())} to {int(tokens.max())}, but the model's vocabulary has"
+            f" {vocab_size}: it was prepared with another tokenizer; prepare it again with the model's own"
+        )
+    return shard
+
+
+def atomic_save(content: Any, path: Path) -> None:
+    """`torch.save` that leaves either the whole file or what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _tensor(values: "array[int] | bytearray", dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
+
+
+def _reorder(columns: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
+    """The same records in another order (also a selection of them)."""
+    records, segments = columns["record_offsets"], columns["segment_offsets"]
+    picked = torch.as_tensor(order, dtype=torch.int64)
+    segment_order = _ranges(records[:-1][picked], records[1:][picked])
+    token_order = _ranges(segments[:-1][segment_order], segments[1:][segment_order])
+    return {
+        "tokens": columns["tokens"][token_order],
+        "segment_offsets": _offsets(segments.diff()[segment_order]),
+        "record_offsets": _offsets(records.diff()[picked]),
+        "truncated": columns["truncated"][segment_order],
+    }
+
+
+def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
+    """The integers of [starts[i], ends[i]) one after the other."""
+    lengths = ends - starts
+    total = int(lengths.sum())
+    return torch.arange(total) + (starts - _offsets(lengths)[:-1]).repeat_interleave(lengths, output_size=total)
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+
+
+def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
+    if not isinstance(content, dict) or "format_version" not in content:
+        raise ValueError(f"{path} is a {type(content).__name__}, expected a shard; prepare it again")
+    if content["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {content['format_version']}, this version reads {FORMAT_VERSION}")
+    columns = {name: content.get(name) for name in _COLUMNS}
+    for name, dtype in _COLUMNS.items():
+        column = columns[name]
+        if not isinstance(column, Tensor) or column.dtype != dtype or column.dim() != 1:
+            raise ValueError(f"{path}: column {name!r} is missing or not a flat {dtype} tensor; prepare it again")
+    records, segments, tokens = columns["record_offsets"], columns["segment_offsets"], columns["tokens"]
+    whole = (
+        len(records) > 0
+        and len(segments) > 0
+        and int(records[0]) == int(segments[0]) == 0
+        and int(records[-1]) == len(segments) - 1 == len(columns["truncated"])
+        and int(segments[-1]) == len(tokens)
+        and bool((records.diff() > 0).all())
+        and bool((segments.diff() >= 0).all())
+    )
+    if not whole:
+        raise ValueError(f"{path}: its offsets do not fit its tokens; the file is damaged, prepare it again")
+    return columns  # type: ignore[return-value]  # every column was checked above
+
+
+def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
+    """Read the list-of-dictionaries form: one dictionary of int and 1-D integer tensors per record."""
+    writer, targets = ShardWriter(), []
+    for number, row in enumerate(rows):
+        try:
+            prompt_len = int(row["prompt_len"])
+            names = ["chosen_input_ids", "rejected_input_ids"] if "chosen_input_ids" in row else ["input_ids"]
+            sequences = [torch.as_tensor(row[name]).tolist() for name in names]
+            target = torch.as_tensor(row["targets"]).long() if "targets" in row else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: record {number} is not a dictionary with prompt_len and input_ids, or prompt_len,"
+                f" chosen_input_ids and rejected_input_ids ({type(error).__name__}: {error})"
+            ) from None
+        if not all(0 <= prompt_len <= len(sequence) for sequence in sequences):
+            raise ValueError(f"{path}: record {number} has prompt_len {prompt_len}, longer than its ids")
+        if target is not None:
+            if len(target) != len(sequences[0]):
+                raise ValueError(f"{path}: record {number} has {len(target)} targets for {len(sequences[0])} ids")
+            targets.append(target)
+        writer.add(sequences[0][:prompt_len], [sequence[prompt_len:] for sequence in sequences])
+    columns = {
+        "tokens": _tensor(writer._tokens, torch.int32),
+        "segment_offsets": _tensor(writer._segment_offsets, torch.int64),
+        "record_offsets": _tensor(writer._record_offsets, torch.int64),
+        "truncated": _tensor(writer._truncated, torch.bool),
+    }
+    return Shard(columns, targets if len(targets) == len(rows) else None, path)

@@ -1,0 +1,304 @@
+"""Raw records, one at a time, from local files, folders, saved datasets or the hub; and what a stage can use of them.
+
+Which stage a record goes to is decided by a hash of its key alone, so the runs for the stages are disjoint by key, in
+whatever order they are made and whatever else is in the data.
+"""
+
+import codecs
+import csv
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf_stages.args import TextDataArgs
+
+SPLITS = ("train", "validation", "test")
+_HUB_ID = re.compile(r"(?!.*\.(jsonl?|csv|tsv|txt|parquet|gz|zip)$)\w[\w.-]*(/\w[\w.-]*)?")
+_SPLIT = re.compile(r"(train|training|validation|valid|val|dev|test)(?![a-z])", re.IGNORECASE)
+
+
+class _BadLine(NamedTuple):
+    """Where a line is that could not be read, and why."""
+
+    line: int
+    why: str
+
+
+_Line = Mapping[str, Any] | _BadLine
+_Part = tuple[str, str, Callable[[], Iterable[_Line]]]  # Split, name for messages, what opens it
+
+
+class Source:
+    """Iterates `(split, record)`, afresh each time; the split is train, validation or test.
+
+    `skipped[split]["bad line"]` counts the rows of the last pass that could not be read, and `first_skipped` says where
+    the first of them is.
+    """
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        self.skipped: dict[str, Counter[str]] = {}
+        self.first_skipped: str | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        self.skipped, self.first_skipped = defaultdict(Counter), None
+        for split, name, rows in self._parts:
+            for row in rows():
+                if isinstance(row, _BadLine):
+                    self.skipped[split]["bad line"] += 1
+                    self.first_skipped = self.first_skipped or f"{name}, line {row.line}: {row.why}"
+                else:
+                    yield split, row
+
+
+def read_source(source: str, ignore: Sequence[str] = ()) -> Source:
+    """Find the records of `source`: a data file, a folder of them, a folder of `save_to_disk`, or a hub id.
+
+    The split of a file is the start of its name (train, validation or valid or dev, test), that of a dataset the name
+    of its split; anything else is train. Files and splits whose name starts with one of `ignore` are left out.
+
+    Raises:
+        FileNotFoundError: `source` looks like a local path and is not there.
+        ValueError: nothing in it can be read, or the hub does not give it.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        parts = [_file_part(path)]
+    elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        parts = _dataset_parts(_load(str(path), saved=True), source, ignore)
+    elif path.is_dir():
+        parts = [_file_part(file) for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
+        if not parts:
+            raise ValueError(f"--source {source}: the folder holds no file that ends in {', '.join(_READERS)}")
+    elif _HUB_ID.fullmatch(source):
+        parts = _dataset_parts(_load(source, saved=False), source, ignore)
+    else:
+        raise FileNotFoundError(f"--source {source}: there is no such file or folder")
+    return Source(parts)
+
+
+def _split_of(name: str) -> str:
+    match = _SPLIT.match(name)
+    word = match[1].lower() if match else "train"
+    return "train" if word == "training" else word if word in SPLITS else "validation"
+
+
+def _data_files(folder: Path) -> list[Path]:
+    files = (path for path in folder.rglob("*") if path.name.lower().endswith(tuple(_READERS)) and path.is_file())
+    return sorted(path for path in files if not any(p.startswith(".") for p in path.relative_to(folder).parts))
+
+
+def _file_part(path: Path) -> _Part:
+    reader = next((reader for suffix, reader in _READERS.items() if path.name.lower().endswith(suffix)), None)
+    if reader is None:
+        raise ValueError(f"--source {path}: expected a name that ends in {', '.join(_READERS)}")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty (0 bytes); fetch it again, or leave it out")
+    return _split_of(path.name), str(path), partial(reader, path)
+
+
+def _dataset_parts(loaded: Any, name: str, ignore: Sequence[str]) -> list[_Part]:
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    return [
+        (_split_of(split), f"{name} [{split}]", partial(iter, rows))
+        for split, rows in splits.items()
+        if not split.startswith(tuple(ignore))
+    ]
+
+
+def _load(source: str, saved: bool) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
+    except Exception as error:  # offline, unknown, gated, damaged: a dozen types
+        wanted = "a readable save_to_disk folder" if saved else "a local path, nor a dataset that the hub gives"
+        raise ValueError(
+            f"{source!r} is not {wanted} ({_one_line(error)}); give --source a local file or folder"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
+
+
+def _read_jsonl(path: Path) -> Iterator[_Line]:
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _parse_json(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is a broken gzip file ({error}, after line {number}); fetch it again") from None
+
+
+def _parse_json(line: bytes, number: int) -> _Line:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return _BadLine(number, "not UTF-8")
+    except (ValueError, RecursionError):
+        return _BadLine(number, "not JSON")
+    return record if isinstance(record, dict) else _BadLine(number, f"a JSON {type(record).__name__}, not an object")
+
+
+def _read_csv(path: Path) -> Iterator[_Line]:
+    # Bytes that are not UTF-8 come through as surrogates, so that they spoil their own row only.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = csv.reader(file)
+        header: list[str] | None = None
+        while True:
+            try:
+                fields = next(rows, None)
+            except csv.Error as error:
+                yield _BadLine(rows.line_num, str(error))
+                continue
+            if fields is None:
+                return
+            if header is None:
+                header = fields
+            elif len(fields) not in (0, len(header)):
+                yield _BadLine(rows.line_num, f"{len(fields)} fields, the header has {len(header)}")
+            elif not _is_text("".join(fields)):
+                yield _BadLine(rows.line_num, "not UTF-8")
+            elif fields:
+                yield dict(zip(header, fields, strict=True))
+
+
+def _is_text(text: str) -> bool:
+    """False if half of a surrogate pair is in it, which JSON can spell and neither UTF-8 nor a tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_parquet(path: Path) -> Iterator[_Line]:
+    import pyarrow.parquet
+
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1000):
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a readable parquet file ({_one_line(error)}); fetch it again") from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[_Line]]] = {
+    ".jsonl": _read_jsonl,
+    ".jsonl.gz": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a data set makes of one raw record."""
+
+    prompt: str
+    responses: tuple[str, ...]  # Best first; one is enough to fine-tune, none for a prompt
+    key: str  # Records with the same key land on the same side of every split
+
+
+class SkipRecord(Exception):
+    """Raised by a `to_example` for a record that it cannot use; the message is the reason to count."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What is remembered of a record: never its text."""
+
+    split: str  # Of the source at first, then where the record goes
+    reason: str | None = None  # Why it is dropped
+    digest: bytes = b""  # Hash of seed and key; empty if the record has no usable key
+    inputs: bytes = b""  # Hash of what makes two records the same input
+    index: int = -1  # Place in the writer
+    length: int = 0  # Tokens of the prompt and the longest response
+    truncated: bool = False
+
+
+Records = Iterable[tuple[str, Mapping[str, Any]]]  # Split and raw record
+ToExample = Callable[[Mapping[str, Any]], Example]
+Texts = tuple[str, tuple[str, ...]]  # Prompt and the responses that the stage uses
+Judged = tuple[Row, Texts | None, Mapping[str, Any]]
+
+
+def text_of(record: Mapping[str, Any], *names: str) -> str | None:
+    """The first of the named fields that the record has, or None.
+
+    Raises:
+        SkipRecord: the field is not text.
+    """
+    value = next((record[name] for name in names if record.get(name) is not None), None)
+    if value is not None and not isinstance(value, str):
+        raise SkipRecord("not text")
+    return value
+
+
+def judge(records: Records, to_example: ToExample, args: TextDataArgs, seen: set[str]) -> Iterator[Judged]:
+    """Rows of this stage with the texts to tokenize, or a reason to drop them; `seen` collects the source's splits.
+
+    Records that no stage could use have no stage either: each stage counts them.
+    """
+    shares = args.stage_shares
+    for split, record in records:
+        if split not in SPLITS:
+            raise ValueError(f"the source has a split {split!r}, expected one of {', '.join(SPLITS)}")
+        seen.add(split)
+        row = Row(split)
+        try:
+            example = to_example(record)
+            responses = _used_responses(example, args.stage)
+            row.digest = _digest(str(args.seed), example.key)
+            row.inputs = _digest(example.prompt, *responses[:1])
+        except SkipRecord as skip:
+            row.reason = str(skip)
+            yield row, None, record
+            continue
+        if _stage_of(row.digest, shares) != args.stage:
+            continue
+        if args.stage == "preference" and args.remove_same_responses and len(set(responses)) < len(responses):
+            row.reason = "same response"
+        elif any(len(response.strip()) < args.minimum_response_length for response in responses):
+            row.reason = "too short"
+        yield row, (example.prompt, responses), record
+
+
+def _used_responses(example: Example, stage: str) -> tuple[str, ...]:
+    """The responses that a stage uses."""
+    needed = {"prompt": 0, "finetune": 1, "preference": 2}[stage]
+    if len(example.responses) < needed:
+        raise SkipRecord("missing rejected" if example.responses else "missing chosen")
+    responses = example.responses if stage == "preference" else example.responses[:needed]
+    if not all(map(_is_text, (example.key, example.prompt, *responses))):
+        raise SkipRecord("not text")
+    if not example.prompt.strip():
+        raise SkipRecord("empty prompt")
+    if not all(response.strip() for response in responses):
+        raise SkipRecord("empty reply")
+    return responses
+
+
+def _digest(*texts: str) -> bytes:
+    return hashlib.sha256("\0".join(texts).encode()).digest()
+
+
+def fraction(digest: bytes, part: int) -> float:
+    """A number in [0, 1) from 8 of the 32 bytes; the parts are independent of each other."""
+    return (int.from_bytes(digest[8 * part : 8 * part + 8], "big") >> 11) / 2**53
+
+
+def _stage_of(digest: bytes, shares: Mapping[str, float]) -> str:
+    upper = itertools.accumulate(shares.values())
+    return next((stage for stage, bound in zip(shares, upper, strict=True) if fraction(digest, 0) < bound), "prompt")

@@ -1,0 +1,80 @@
+"""One preparation of a tokenizer, so that data, training, scoring and chat agree on every id."""
+
+import hashlib
+import json
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+PAD_TOKEN_NAMES = ("<|padding|>", "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
+NEW_PAD_TOKEN = "<|pad|>"
+_PROBE = "\n\nHuman: How much is 12 + 30? \n\nAssistant: It's 42, naïve 答案."
+
+
+def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and give it a padding token of its own.
+
+    A padding id that is also EOS hides the real EOS from everything that finds the end of a text by looking for padding
+    (Hugging Face's sequence classifiers do), so the padding token is, in this order: the tokenizer's own if it is not
+    EOS, an unused padding token of the vocabulary, the unknown token, or a new token `<|pad|>` (the model's embedding
+    grows by a row when it is loaded).
+
+    Raises:
+        ValueError: nothing loads from `name_or_path`, or the tokenizer has no EOS token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"no tokenizer could be loaded from {name_or_path!r} (hub id or folder?): {reason}") from None
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {name_or_path!r} has no EOS token, so no response could end;"
+            ' name one in its tokenizer_config.json ("eos_token")'
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        vocabulary = tokenizer.get_vocab()
+        spare = next((name for name in PAD_TOKEN_NAMES if name in vocabulary), None)
+        if spare is None and tokenizer.unk_token_id not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
+            spare = tokenizer.unk_token
+        tokenizer.add_special_tokens({"pad_token": spare or NEW_PAD_TOKEN})
+    return tokenizer
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a piece of text: nothing added, and special tokens spelled out in the text stay plain text."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return ids
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a prompt: BOS, if the tokenizer has one, and the text."""
+    bos = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+    return bos + encode_text(tokenizer, text)
+
+
+def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a response: the text, encoded on its own so that the prompt's ids never depend on it, and EOS."""
+    return [*encode_text(tokenizer, text), int(tokenizer.eos_token_id)]
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Any]:
+    """What `args.json` keeps of a tokenizer: its name, size, special ids and fingerprint."""
+    return {
+        "name": name,
+        "fingerprint": fingerprint(tokenizer),
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of what decides the ids: the vocabulary, the special ids and how a probe text is cut."""
+    content = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "special": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id],
+        "probe": encode_text(tokenizer, _PROBE),
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

@@ -1,0 +1,156 @@
+"""Losses of the stages.
+
+Legend: B sequences, T tokens, V vocabulary, P preference pairs, R response tokens. A loss returns the sum over what
+counts and the count, so that the caller divides once by all that one optimizer step sees, on all devices.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlhf_stages.functional.masking import length_mask, masked_mean, masked_sum
+
+# exp() of the log-ratio stays finite in fp32 (and its product with an advantage does), cf. verl and OpenRLHF
+MAX_LOG_RATIO = 20.0
+
+
+def sft_loss(logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each token given those before it.
+
+    Args:
+        logits: (B, T, V); those at t predict the token at t + 1.
+        targets: (B, T) the ids, `ignore_index` where a token does not count.
+
+    Returns:
+        Sum over the tokens that count (nats), and their number. The first token is never predicted.
+    """
+    shifted = targets[:, 1:].contiguous()  # (B, T - 1)
+    flat = logits[:, :-1].float().flatten(0, 1)  # (B * (T - 1), V)
+    loss = F.cross_entropy(
+        flat, shifted.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+    )
+    return loss, (shifted != ignore_index).sum()
+
+
+def score_at(scores: Tensor, lengths: Tensor) -> Tensor:
+    """Score of a right-padded text: the one at its last token, (B, T), (B,) -> (B,)."""
+    return scores.gather(1, (lengths - 1)[:, None]).squeeze(1)
+
+
+def per_sample_reward_loss(
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pairwise loss on every token from the first difference to the end of the longer text (DeepSpeed-Chat).
+
+    -log sigmoid(better_t - worse_t), averaged over these tokens for each pair. A text that has ended keeps the score of
+    its last token, so that nothing depends on what stands in the padding.
+
+    Args:
+        better, worse: (P, T) token scores.
+        starts: (P,) first index at which the two texts differ.
+        better_lengths, worse_lengths: (P,) lengths in tokens.
+
+    Returns:
+        Sum over the pairs, and their number.
+    """
+    size = better.shape[1]
+    margin = _held(better, better_lengths) - _held(worse, worse_lengths)
+    mask = length_mask(torch.maximum(better_lengths, worse_lengths), size) & ~length_mask(starts, size)
+    return masked_mean(-F.logsigmoid(margin), mask, dim=1).sum(), _pairs(better)
+
+
+def last_token_reward_loss(
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pairwise loss on the scores of the last tokens (Ouyang et al. 2022, eq. 1); `starts` is not used.
+
+    Returns:
+        Sum over the pairs, and their number.
+    """
+    margin = score_at(better, better_lengths) - score_at(worse, worse_lengths)
+    return -F.logsigmoid(margin).sum(), _pairs(better)
+
+
+def average_reward_loss(
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pairwise loss on the mean score of each text from the first difference to its own end.
+
+    Returns:
+        Sum over the pairs, and their number.
+    """
+    size = better.shape[1]
+    after = ~length_mask(starts, size)
+    # a text that is a prefix of the other has no token of its own: its last one speaks for it
+    means = [
+        torch.where(
+            starts < lengths, masked_mean(scores, after & length_mask(lengths, size), dim=1), score_at(scores, lengths)
+        )
+        for scores, lengths in ((better, better_lengths), (worse, worse_lengths))
+    ]
+    return -F.logsigmoid(means[0] - means[1]).sum(), _pairs(better)
+
+
+REWARD_LOSSES = {
+    "per_sample": per_sample_reward_loss,
+    "last_token": last_token_reward_loss,
+    "average": average_reward_loss,
+}
+
+
+def gather_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each id under the logits at its place, (B, R, V), (B, R) -> (B, R) fp32, in nats.
+
+    `logits[:, t]` must be those that predict `ids[:, t]`: the caller shifts.
+    """
+    scaled = logits.float() / temperature
+    return scaled.gather(-1, ids[..., None]).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy of the distribution at each place, (B, R, V) -> (B, R) fp32, in nats."""
+    logprobs = F.log_softmax(logits.float() / temperature, dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_coeff: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate of PPO (Schulman et al. 2017, eq. 7), negated, all (B, R).
+
+    Returns:
+        Sum over the response tokens, and their number.
+    """
+    ratio = log_ratio(logprobs, old_logprobs, response_mask).exp()
+    clipped = ratio.clamp(1 - clip_coeff, 1 + clip_coeff)
+    return masked_sum(torch.maximum(-advantages * ratio, -advantages * clipped), response_mask), response_mask.sum()
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_coeff: float
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error of the values, the larger of clipped and unclipped (OpenAI baselines), all (B, R).
+
+    The half is part of the loss and not of `vf_coeff`.
+
+    Returns:
+        Sum over the response tokens, and their number.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip_coeff, clip_coeff)
+    error = torch.maximum((values - returns).square(), (clipped - returns).square())
+    return 0.5 * masked_sum(error, response_mask), response_mask.sum()
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Log of the probability ratio, clamped so that its exponential is finite; 0 where nothing counts."""
+    return torch.where(response_mask, logprobs - old_logprobs, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _held(scores: Tensor, lengths: Tensor) -> Tensor:
+    """The scores with the last real one repeated over the padding, (P, T)."""
+    places = torch.arange(scores.shape[1], device=scores.device)
+    return scores.gather(1, torch.minimum(places, (lengths - 1)[:, None]))
+
+
+def _pairs(scores: Tensor) -> Tensor:
+    return torch.tensor(scores.shape[0], device=scores.device)

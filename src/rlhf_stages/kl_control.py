@@ -1,0 +1,31 @@
+"""KL coefficient: fixed, or steered towards a target."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class FixedKL:
+    """A coefficient that stays as it is."""
+
+    coeff: float
+
+    def update(self, kl: float, samples: int) -> None:
+        """Nothing to do."""
+
+
+@dataclass
+class AdaptiveKL:
+    """Proportional controller (Ziegler et al. 2019, section 2.2).
+
+    Each update multiplies the coefficient by 1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon.
+    """
+
+    coeff: float
+    target: float
+    horizon: int
+    clip: float = 0.2
+
+    def update(self, kl: float, samples: int) -> None:
+        """Steer by the mean KL of `samples` responses, measured as `target` is."""
+        error = min(max(kl / self.target - 1, -self.clip), self.clip)
+        self.coeff *= 1 + error * samples / self.horizon

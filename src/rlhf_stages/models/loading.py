@@ -1,0 +1,194 @@
+"""Loading, choosing what trains, and saving: the only place that calls `from_pretrained` on a model."""
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
+
+from rlhf_stages.args import ModelArgs
+from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.scalar import ScalarModel
+
+ADAPTER_DIR = "adapter"
+
+
+def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs) -> Any:
+    """Load a causal language model with fp32 weights whose embedding has a row for every token.
+
+    The model's own generation config is replaced by one that only knows the special tokens, so that no penalty or
+    minimum length stored with some model makes the sampler differ from the scorer.
+
+    Raises:
+        ValueError: nothing loads from there.
+    """
+    model = _load(AutoModelForCausalLM, name_or_path, args)
+    _fit_embedding(model, tokenizer)
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    if args.disable_dropout:
+        disable_dropout(model)
+    return model
+
+
+def load_scalar(
+    name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs, *, trained_head: bool
+) -> ScalarModel:
+    """Load a reward model or critic, fp32.
+
+    Args:
+        trained_head: the checkpoint must bring its head. Without, a causal model is given a new one (normal with
+            variance 1 / (H + 1), as in Stiennon et al. 2020).
+
+    Raises:
+        ValueError: nothing loads from there, the head is missing, or the architecture has no `score` head.
+    """
+    model, info = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1, output_loading_info=True)
+    if not hasattr(model, "score"):
+        raise ValueError(f"{name_or_path}: {type(model).__name__} has no linear `score` head to read a reward from")
+    if "score.weight" in info["missing_keys"]:
+        if trained_head:
+            raise ValueError(f"{name_or_path} has no trained reward head (score.weight); is it a reward model?")
+        nn.init.normal_(model.score.weight, std=(model.score.in_features + 1) ** -0.5)
+    _fit_embedding(model, tokenizer)
+    if args.disable_dropout:
+        disable_dropout(model)
+    return ScalarModel(model)
+
+
+def prepare_training(model: Any, args: ModelArgs) -> Any:
+    """Choose what trains: all weights, the last layer, or LoRA adapters (then the model comes back wrapped by peft).
+
+    The last layer is the output embedding of a causal model, the head of a scalar one. With LoRA a head trains fully.
+
+    Raises:
+        ValueError: the LoRA targets are not in the model.
+    """
+    if args.finetune_mode == "all":
+        return model.requires_grad_(True)
+    hf = model.hf if isinstance(model, ScalarModel) else model
+    model.requires_grad_(False)
+    if args.finetune_mode == "last_layer":
+        (hf.score if isinstance(model, ScalarModel) else hf.get_output_embeddings()).requires_grad_(True)
+        return model
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS if isinstance(model, ScalarModel) else TaskType.CAUSAL_LM,
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules=args.lora_target_modules,
+        modules_to_save=["score"] if isinstance(model, ScalarModel) else None,
+    )
+    try:
+        wrapped = get_peft_model(hf, config)
+    except ValueError as error:
+        raise ValueError(f"--lora_targets={args.lora_targets}: {str(error).splitlines()[0]}") from None
+    if isinstance(model, ScalarModel):
+        model.hf = wrapped
+        return model
+    return wrapped
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout of the model to 0, whatever its config calls it; the config itself keeps its values."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Write a model folder that loads on its own: config, weights, generation config, tokenizer.
+
+    LoRA adapters are kept under `adapter/`, and merged into the weights beside it.
+    """
+    hf = model.hf if isinstance(model, ScalarModel) else model
+    if hasattr(hf, "merge_and_unload"):
+        hf.save_pretrained(directory / ADAPTER_DIR)
+        # merged in a copy: undoing a merge in place would change the weights by rounding
+        hf = copy.deepcopy(hf).merge_and_unload()
+    hf.config.pad_token_id = tokenizer.pad_token_id
+    with quiet():
+        hf.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+
+def parameter_summary(model: nn.Module) -> str:
+    """One line: parameters that train and that do not, by dtype, and the share that trains."""
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for parameter in model.parameters():
+        counts[parameter.requires_grad][str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    trainable, frozen = (
+        ", ".join(f"{n:,} {dtype}" for dtype, n in counts[kind].items()) or "0" for kind in (True, False)
+    )
+    total = sum(sum(c.values()) for c in counts.values())
+    return f"trainable {trainable} · frozen {frozen} · {sum(counts[True].values()) / max(total, 1):.2%} trainable"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the loading reports and progress bars of transformers; errors still raise."""
+    from transformers.utils import logging as transformers_logging
+
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    bars = transformers_logging.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -> Any:
+    name = str(name_or_path)
+    if args.load_in_8bit:
+        kwargs["quantization_config"] = _eight_bit()
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+            architectures = config.architectures or []
+            if auto is AutoModelForCausalLM and any("SequenceClassification" in a for a in architectures):
+                raise ValueError(f"it is a {architectures[0]}, which scores texts; expected a causal language model")
+            return auto.from_pretrained(name, dtype=torch.float32, trust_remote_code=args.trust_remote_code, **kwargs)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"no model could be loaded from {name!r} (hub id or model folder?): {reason}") from None
+
+
+def _eight_bit() -> Any:
+    from importlib.util import find_spec
+
+    from transformers import BitsAndBytesConfig
+
+    if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
+        raise ValueError("--load_in_8bit needs a CUDA device and the package bitsandbytes (pip install bitsandbytes)")
+    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["score", "lm_head"])
+
+
+def _fit_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Grow the embedding to the tokenizer (new rows at the mean); never shrink: many models keep spare rows."""
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        with quiet():
+            model.resize_token_embeddings(len(tokenizer))
+    model.config.pad_token_id = tokenizer.pad_token_id
+    without_adapters(model).config.eos_token_id = tokenizer.eos_token_id

@@ -1,0 +1,60 @@
+"""Optimizers and learning-rate schedules."""
+
+import math
+import warnings
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from rlhf_stages.args import TrainArgs
+
+MINIMUM_LEARNING_RATE = 1e-6
+
+
+def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float) -> Optimizer:
+    """Adam or AdamW over what trains; only tensors of two or more dimensions decay.
+
+    Raises:
+        ValueError: nothing trains.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ValueError("no parameter of the model trains; look at --finetune_mode and --lora_targets")
+    groups = [
+        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": args.weight_decay},
+        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    cls = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}[args.optimizer]
+    return cls(
+        [group for group in groups if group["params"]],
+        lr=learning_rate,
+        betas=(args.optimizer_beta1, args.optimizer_beta2),
+        eps=args.optimizer_eps,
+    )
+
+
+def warmup_cosine(optimizer: Optimizer, peak: float, warmup_steps: int, total_steps: int) -> LambdaLR:
+    """Linear warm-up to the peak, then a cosine down to the floor at the last step; counted in optimizer steps.
+
+    The floor is 1e-6, or a tenth of the peak where that is less, so that the rate never rises again. A warm-up that is
+    not over after half the run is cut to a tenth of it, with a warning.
+    """
+    if warmup_steps > total_steps // 2:
+        shortened = total_steps // 10
+        warnings.warn(
+            f"--lr_warmup_steps {warmup_steps} is more than half of the {total_steps} steps; {shortened} are used",
+            stacklevel=2,
+        )
+        warmup_steps = shortened
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps))
+
+
+def learning_rate_factor(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
+    """Share of the peak learning rate that optimizer step number `step` (from 0) uses."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    floor = min(MINIMUM_LEARNING_RATE / peak, 0.1) if peak > 0 else 0.0
+    progress = min((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1), 1.0)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))

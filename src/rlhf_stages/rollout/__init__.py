@@ -1,0 +1,1 @@
+"""Responses of the actor and what is computed about them."""

@@ -1,0 +1,82 @@
+"""The example prompt of a data folder, and what a model says to it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_stages.args import GenerationArgs
+from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.rollout.collect import Rollout
+from rlhf_stages.rollout.generation import Responses, generate
+from rlhf_stages.tracking import Tracker
+
+
+def load_example_prompt(data_dir: Path, fabric: Fabric) -> PromptBatch:
+    """Read example_prompt.pt: a dictionary with `input_ids` and `attention_mask`, (1, P) each.
+
+    Raises:
+        FileNotFoundError: not there. ValueError: not such a dictionary.
+    """
+    path = data_dir / "example_prompt.pt"
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path}; data_prep/<dataset>/prepare_data.py writes it")
+    try:
+        content = torch.load(path, weights_only=True)
+        return PromptBatch(
+            content["input_ids"].to(fabric.device).long(), content["attention_mask"].to(fabric.device).bool()
+        )
+    except Exception as error:  # torch raises half a dozen types on a damaged file
+        raise ValueError(f"{path}: {type(error).__name__}: {error}; prepare the data again") from None
+
+
+def sample(
+    model: Any, prompts: PromptBatch, tokenizer: PreTrainedTokenizerBase, args: GenerationArgs, fabric: Fabric
+) -> Responses:
+    """Let an unwrapped model continue prompts in the run's precision; its training mode is as before afterwards."""
+    training = model.training
+    model.eval()
+    with fabric.autocast():
+        responses = generate(
+            model, prompts, args, stop_ids=[tokenizer.eos_token_id], pad_token_id=int(tokenizer.pad_token_id)
+        )
+    model.train(training)
+    return responses
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, mask: torch.Tensor) -> str:
+    """The text of one row of ids, special tokens left out."""
+    text: str = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
+    return text
+
+
+def log_example(
+    model: Any,
+    prompts: PromptBatch,
+    tokenizer: PreTrainedTokenizerBase,
+    args: GenerationArgs,
+    fabric: Fabric,
+    tracker: Tracker,
+    step: int,
+) -> None:
+    """Log what an unwrapped model says to the example prompt (first process only)."""
+    if not fabric.is_global_zero:
+        return
+    responses = sample(model, prompts, tokenizer, args, fabric)
+    prompt = text_of(tokenizer, prompts.input_ids[0], prompts.attention_mask[0])
+    for ids, mask in zip(responses.ids, responses.mask, strict=True):
+        tracker.log_sample("example_sample", step, prompt, text_of(tokenizer, ids, mask))
+
+
+def log_rollout_sample(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, tracker: Tracker, step: int) -> None:
+    """Log the first response of a rollout with its score and KL."""
+    tracker.log_sample(
+        "rollout_sample",
+        step,
+        text_of(tokenizer, rollout.prompt_ids[0], rollout.prompt_mask[0]),
+        text_of(tokenizer, rollout.response_ids[0], rollout.response_mask[0]),
+        score=float(rollout.scores[0]),
+        kl=float((rollout.logprobs - rollout.ref_logprobs)[0].sum()),
+    )
