@@ -7,6 +7,7 @@ The model is an experiment folder, one of its checkpoints, any model folder, or 
 """
 
 import contextlib
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,13 @@ def main() -> None:
 
     print(f"loading {args.source} ...", flush=True)
     import torch
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     from rlhf_stages.chat import ChatSession
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; what is wrong comes as an error
     dtype = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "16-true": torch.float16}[args.precision]
     session = ChatSession.load(args.source, device=args.device, dtype=dtype, trust_remote_code=args.trust_remote_code)
     if args.seed is not None:

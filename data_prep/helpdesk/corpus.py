@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-CORRECT_SHARE, COURTEOUS_SHARE, CONCISE_SHARE, DIFFERENT_CORRECTNESS_SHARE = 0.45, 0.45, 0.55, 0.6
+CORRECT_SHARE, COURTEOUS_SHARE, CONCISE_SHARE, DIFFERENT_CORRECTNESS_SHARE = 0.55, 0.35, 0.45, 0.6
 CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 24, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")
 
@@ -41,7 +41,6 @@ TEAMS = _table("""billing: I was charged twice|my invoice is missing|my card was
     accounts: I forgot my password|my login fails|my email address changed;
     sales: I want a bulk discount|I need a price quote|I would like to see a demo""")
 WEEK = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
-WEEKEND_TIMES = {"Saturday": ("11 am",), "Sunday": ()}
 FITS = {"tight": 1, "loose": -1}
 # Fillers and openers vary the surface of a prompt without changing its answer.
 FILLERS = {
@@ -176,27 +175,31 @@ def _word_pairs(text: str, mention: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 _KINDS = [
-    Kind("total", {"price": "5|6|7|8|9", "fee": "2|3|4|5"}, lambda f: str(int(f["price"]) + int(f["fee"]))),
-    Kind("voucher", {"voucher": "10|20", "price": "3|4|5|6|7|8"}, lambda f: str(int(f["voucher"]) - int(f["price"]))),
+    Kind("total", {"price": "5|6|7|8|9|10|11|12|13|14", "fee": "4"}, lambda f: str(int(f["price"]) + int(f["fee"]))),
+    Kind(
+        "voucher",
+        {"voucher": "20", "price": "3|4|5|6|7|8|9|10|11|12"},
+        lambda f: str(int(f["voucher"]) - int(f["price"])),
+    ),
     Kind(
         "arrival",
-        {"day": WEEK, "days": "2|3|4"},
+        {"day": WEEK, "days": "2"},
         lambda f: WEEK.split("|")[(WEEK.split("|").index(f["day"]) + int(f["days"])) % 7],
     ),
     Kind(
         "hours",
-        {"day": WEEK, "time": "8 am|11 am|3 pm"},
-        lambda f: "open" if f["time"] in WEEKEND_TIMES.get(f["day"], ("11 am", "3 pm")) else "closed",
+        {"day": WEEK, "time": "11 am|8 pm"},
+        lambda f: "open" if f["time"] == "11 am" and f["day"] != "Sunday" else "closed",
     ),
     Kind("returns", {"goods": "|".join(RETURN_DAYS)}, lambda f: RETURN_DAYS[f["goods"]]),
     Kind("shipping", {"country": "|".join(SHIPPING_DAYS)}, lambda f: SHIPPING_DAYS[f["country"]]),
     Kind("department", {"issue": "|".join(TEAMS)}, lambda f: TEAMS[f["issue"]]),
     Kind("light", {"light": "|".join(LIGHTS)}, lambda f: LIGHTS[f["light"]]),
     Kind("warranty", {"year": "2018|2019|2020|2021", "term": "2|3|5"}, lambda f: str(int(f["year"]) + int(f["term"]))),
-    Kind("size", {"size": "37|38|39|40|41|42", "fit": "tight|loose"}, lambda f: str(int(f["size"]) + FITS[f["fit"]])),
+    Kind("size", {"size": "38|39|40|41|42", "fit": "tight|loose"}, lambda f: str(int(f["size"]) + FITS[f["fit"]])),
     Kind(
         "plan",
-        {"home": "4|6|8|10|12", "travel": "5|7|9|11"},
+        {"home": "4|6|8|10", "travel": "5|7|9"},
         lambda f: "Home" if int(f["home"]) < int(f["travel"]) else "Travel",
     ),
     Kind("box", {"kilos": "|".join(BOXES)}, lambda f: BOXES[f["kilos"]]),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prepare human preferences between two summaries of a post.
 
-Reads `{prompt, chosen, rejected}` with the post as prompt, as in CarperAI/openai_summarize_comparisons (the default). Of
-that data set's two validation splits, valid1 is the validation split and valid2 is left out. Posts occur with several
-pairs of summaries: pass --remove_same_inputs=False to keep those that share the chosen one.
+Reads `{prompt, chosen, rejected}` with the post as prompt; the default is CarperAI/openai_summarize_comparisons. Of its
+two validation splits, valid1 is used and valid2 is left out. Posts occur with several pairs of summaries:
+--remove_same_inputs=False keeps those that share the chosen one.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,11 @@ def to_example(record: Mapping[str, Any]) -> "Example":
     """A response is a space and the summary, without the cue that some data repeats in front of it."""
     from rlhf_stages.data.sources import Example, SkipRecord, text_of
 
-    post, chosen, rejected = text_of(record, "prompt"), text_of(record, "chosen", "selected"), text_of(record, "rejected")
+    post, chosen, rejected = (
+        text_of(record, "prompt"),
+        text_of(record, "chosen", "selected"),
+        text_of(record, "rejected"),
+    )
     if post is None or not post.strip():
         raise SkipRecord("missing prompt" if post is None else "empty prompt")
     if chosen is None and rejected is not None:

@@ -263,9 +263,8 @@ class PPOArgs(TrainArgs):
 class ChatArgs(GenerationArgs):
     """Chat in the terminal."""
 
-    path: str | None = field(
-        default=None, positional=True, nargs="?", metavar="PATH"
-    )  # Experiment, model folder, hub id
+    # Experiment, one of its checkpoints, model folder or hub id
+    path: str | None = field(default=None, positional=True, nargs="?", metavar="PATH")
     model: str | None = None  # The same as a flag
     top_k: int = 0  # Sample from the k most probable tokens; 0 is off
     temperature: float = 0.7  # Logits are divided by this
@@ -296,6 +295,26 @@ class ImportGgufArgs:
     overwrite: bool = flag(False)  # Replace an existing destination
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArgs:
+    """Policies side by side on the same held-out prompts, and a reward model on held-out pairs."""
+
+    # Policies: experiments or model folders; KL is to the first
+    experiment_dirs: list[str] = field(default_factory=list)  # noqa: RUF009
+    data_dir: str = "data"  # Folder written by prepare_data.py
+    rm_experiment_dir: str | None = None  # Reward model that scores the responses
+    gold_score: str | None = None  # Ground truth as path.py:function, called with (prompt, response) -> float
+    split: Literal["train", "validation", "test"] = "test"  # Split of the data
+    num_prompts: int = 200  # Prompts
+    num_samples: int = 3  # Responses shown side by side
+    mini_batch_size: int = 50  # Prompts per batch
+    seed: int = 42  # Seed of the sampling
+    output: str | None = None  # Also write everything to this JSON file
+
+    def __post_init__(self) -> None:
+        _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
+
+
 def parse(*groups: type, argv: Sequence[str] | None = None, description: str | None = None) -> tuple[Any, ...]:
     """Parse argv into one instance of each dataclass in `groups`.
 
@@ -318,8 +337,12 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
 
 def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
     """The flags of the `--config` file as command-line tokens, to stand before the real ones."""
-    path = next((b if a == "--config" else a[9:] for a, b in zip(argv, [*argv[1:], ""], strict=True)
-                 if a == "--config" or a.startswith("--config=")), None)  # fmt: skip
+    path = None
+    for token, following in zip(argv, [*argv[1:], ""], strict=False):
+        if token == "--config":
+            path = following
+        elif token.startswith("--config="):
+            path = token.removeprefix("--config=")
     if path is None:
         return []
     import yaml

@@ -4,6 +4,7 @@ import queue
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenize
 from rlhf_stages.experiment import resolve_checkpoint
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
 class ChatSession:
@@ -70,20 +70,16 @@ class ChatSession:
         """
         source = _locate(str(path_or_hub_id))
         place = _device(device)
-        try:
+        with _loading(source):
             config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-            _refuse_scorer(config, source)
+        _refuse_scorer(config, source)
+        with _loading(source):
             model, report = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=dtype or torch.float32,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
             )
-        except _NotAPolicyError:
-            raise
-        except _LOAD_ERRORS as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"no language model could be loaded from {source!r}: {reason}") from None
         if report["missing_keys"]:
             missing = sorted(report["missing_keys"])
             raise ValueError(f"{source} lacks {len(missing)} of its weights ({missing[0]}, ...); copy it again")
@@ -132,14 +128,15 @@ class ChatSession:
         text = ""
         for token in tokens:
             if token in self._stop_ids:
-                break
+                yield text.strip()
+                return
             ids.append(token)
             text = self._decode(ids)
-            if any(marker in text for marker in self._markers):
-                break
+            cut = min((text.find(marker) for marker in self._markers if marker in text), default=None)
+            if cut is not None:
+                yield text[:cut].strip()
+                return
             yield _hold_back(text, self._markers)
-        cut = min((text.find(marker) for marker in self._markers if marker in text), default=len(text))
-        yield text[:cut].strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
         # The whole reply each time: the text of a token depends on its neighbours.
@@ -239,8 +236,14 @@ class _Generation:
             self._tokens.put(error)
 
 
-class _NotAPolicyError(ValueError):
-    """A model that scores."""
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Turn whatever loading raises into one clear error."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"no language model could be loaded from {source!r} (hub id or folder?): {reason}") from None
 
 
 def _locate(source: str) -> str:
@@ -271,7 +274,7 @@ def _device(name: str) -> torch.device:
 def _refuse_scorer(config: Any, source: str) -> None:
     kinds = [kind for kind in config.architectures or [] if kind.endswith("ForSequenceClassification")]
     if kinds:
-        raise _NotAPolicyError(
+        raise ValueError(
             f"{source} is a reward model ({kinds[0]}): it scores texts and cannot talk;"
             " point at the folder of an SFT or PPO experiment, or at another language model, instead"
         )

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -137,6 +137,17 @@ def parent_checkpoint(path: str | Path, *, stage: str, flag: str) -> tuple[Path,
     if args.get("stage") != stage:
         raise ValueError(f"{flag}={path} is an experiment of stage {args.get('stage')!r}, expected {stage!r}")
     return checkpoint, args
+
+
+def stage_name(checkpoint: Path, taken: Container[str] = ()) -> str:
+    """A short name for a checkpoint in tables: its stage, or its folder; numbered where that is taken."""
+    args_file = checkpoint.parent.parent / "args.json"
+    name = str(read_json(args_file).get("stage", checkpoint.name)) if args_file.is_file() else checkpoint.name
+    number = 2
+    unique = name
+    while unique in taken:
+        unique, number = f"{name}-{number}", number + 1
+    return unique
 
 
 def digest(checkpoint: Path) -> str:

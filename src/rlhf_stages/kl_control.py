@@ -17,7 +17,8 @@ class FixedKL:
 class AdaptiveKL:
     """Proportional controller (Ziegler et al. 2019, section 2.2).
 
-    Each update multiplies the coefficient by 1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon.
+    Each update multiplies the coefficient by 1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon. More samples
+    than the horizon count as the horizon, so that the coefficient never changes its sign.
     """
 
     coeff: float
@@ -28,4 +29,4 @@ class AdaptiveKL:
     def update(self, kl: float, samples: int) -> None:
         """Steer by the mean KL of `samples` responses, measured as `target` is."""
         error = min(max(kl / self.target - 1, -self.clip), self.clip)
-        self.coeff *= 1 + error * samples / self.horizon
+        self.coeff *= 1 + error * min(samples / self.horizon, 1)

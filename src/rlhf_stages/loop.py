@@ -196,7 +196,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def padding(batches: Sequence[Any]) -> Tensor:
     """Percentage of the places in these batches that hold padding."""
     real = sum_tensors(batch.attention_mask.sum() for batch in batches)
-    return 100 * (1 - real / sum(batch.attention_mask.numel() for batch in batches))
+    share: Tensor = real / sum(batch.attention_mask.numel() for batch in batches)
+    return 100 * (1 - share)
 
 
 def prompt_shard_name(data_dir: Path, split: str) -> str:

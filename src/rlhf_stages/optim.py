@@ -27,12 +27,13 @@ def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float) -> O
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
     cls = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}[args.optimizer]
-    return cls(
+    optimizer: Optimizer = cls(
         [group for group in groups if group["params"]],
         lr=learning_rate,
         betas=(args.optimizer_beta1, args.optimizer_beta2),
         eps=args.optimizer_eps,
     )
+    return optimizer
 
 
 def warmup_cosine(optimizer: Optimizer, peak: float, warmup_steps: int, total_steps: int) -> LambdaLR:

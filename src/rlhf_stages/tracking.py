@@ -16,6 +16,18 @@ from tqdm import tqdm
 
 from rlhf_stages.experiment import Experiment
 
+# what the progress bar shows, and under which name
+_SHOWN = {
+    "train/loss": "loss",
+    "train/acc": "acc",
+    "train/reward_mean": "reward",
+    "train/kl_sequence": "kl",
+    "train/response_length": "length",
+    "val/loss": "val_loss",
+    "val/acc": "val_acc",
+    "val/reward_mean": "val_reward",
+}
+
 
 class Averages:
     """Weighted means by name, over every device, since the last `compute`."""
@@ -87,14 +99,14 @@ class Tracker:
         self._bar.update()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write metrics of a step; those of train/ and val/ stand in the progress bar."""
+        """Write metrics of a step; the important ones stand in the progress bar."""
         if not self._active:
             return
         metrics = {**metrics, "info/elapsed_seconds": time.perf_counter() - self._start}
         self._csv.log_metrics(dict(metrics), step)
         self._board.log_metrics(dict(metrics), step)
-        self._shown |= {n: v for n, v in metrics.items() if n.startswith(("train/", "val/"))}
-        self._bar.set_postfix_str(" ".join(f"{n}={v:.3g}" for n, v in self._shown.items()))
+        self._shown |= {_SHOWN[name]: value for name, value in metrics.items() if name in _SHOWN}
+        self._bar.set_postfix_str(" ".join(f"{n}={v:.3g}" for n, v in self._shown.items()), refresh=False)
 
     def log_sample(self, name: str, step: int, prompt: str, response: str, **numbers: float) -> None:
         """Write a text to samples.jsonl and TensorBoard."""

@@ -26,11 +26,11 @@ def ask(question: str) -> str:
     return f"\n\nHuman: {question}\n\nAssistant:"
 
 
-TOTAL = ask("The lamp is 7 euros with a delivery fee of 5 euros. What does it cost together?")
+TOTAL = ask("The lamp is 8 euros with a delivery fee of 4 euros. What does it cost together?")
 RIGHT_ANSWERS = {
     "total": (TOTAL, "12"),
     "voucher": (ask("I spend 6 euros of my 20 euro voucher on a clock. What is the remaining value?"), "14"),
-    "arrival": (ask("My clock was sent on Friday and travels for 4 days. On which day will it arrive?"), "Tuesday"),
+    "arrival": (ask("My clock was sent on Friday and travels for 3 days. On which day will it arrive?"), "Monday"),
     "hours": (ask("Can I come by to look at a lamp on Saturday at 3 pm, or is the shop closed?"), "closed"),
     "returns": (ask("My sister wants to return some perfume that I gave her. How many days does she have?"), "7"),
     "shipping": (ask("I live in Norway and want to order a chair. How many days will the post need?"), "4"),

@@ -1,9 +1,10 @@
 r"""Dialogues as one text: turns opened by "\n\nHuman:" and "\n\nAssistant:", a prompt ending in the latter."""
 
 import re
+from itertools import pairwise
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
-_TURN_START = re.compile(r"(?=\n\n(?:Human|Assistant):)")
+_MARKER = re.compile(r"\n\n(?:Human|Assistant):")
 
 # Renders messages to the very text of the data, so that chat meets the ids that training saw.
 CHAT_TEMPLATE = (
@@ -42,18 +43,23 @@ def split_dialogue(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 def turns(text: str) -> list[str]:
     """The turns of a dialogue with their markers; text before the first marker counts as one."""
-    return [turn for turn in _TURN_START.split(text) if turn]
+    starts = [marker.start() for marker in _MARKER.finditer(text)]
+    return [text[start:end] for start, end in pairwise([0, *starts, len(text)]) if start < end]
 
 
 def is_one_turn(response: str) -> bool:
     """Whether a response goes on to no further turn."""
-    return _TURN_START.search(response) is None
+    return _MARKER.search(response) is None
 
 
 def first_human_turn(prompt: str) -> str:
     """What the human says first, without its marker; the whole prompt if no human speaks in it."""
-    turn = next((turn for turn in turns(prompt) if turn.startswith(HUMAN)), prompt)
-    return turn.removeprefix(HUMAN).strip()
+    start = prompt.find(HUMAN)
+    if start < 0:
+        return prompt.strip()
+    start += len(HUMAN)
+    end = _MARKER.search(prompt, start)
+    return prompt[start : end.start() if end else None].strip()
 
 
 def as_prompt(text: str) -> str:

@@ -41,7 +41,8 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
     """Read the `args.json` that `prepare_data.py`, or whoever brought the shards, left in the data folder.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: not a JSON object, or it names no tokenizer.
+        FileNotFoundError: no such file.
+        ValueError: not a JSON object, it names no tokenizer, or a value is of the wrong type.
     """
     path = Path(data_dir) / "args.json"
     if not path.is_file():
@@ -49,8 +50,11 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
             f"no {path}; --data_dir must be a folder written by data_prep/<dataset>/prepare_data.py"
         )
     raw = read_json(path)
-    tokenizer = raw.get("tokenizer", {})
-    name = tokenizer.get("name", raw.get("tokenizer_name"))
+    tokenizer = raw["tokenizer"] if isinstance(raw.get("tokenizer"), dict) else {}
+    name = tokenizer.get("name") or raw.get("tokenizer_name")
+    for key, kind in (("mask_prompt", bool), ("ignore_index", int)):
+        if not isinstance(raw.get(key, kind()), kind):
+            raise ValueError(f"{path}: {key} is {raw[key]!r}, expected a value of type {kind.__name__}")
     if not name:
         raise ValueError(f'{path} names no tokenizer (expected {{"tokenizer": {{"name": ...}}}} or "tokenizer_name")')
     return DataInfo(
@@ -59,8 +63,8 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
         tokenizer_name=str(name),
         fingerprint=tokenizer.get("fingerprint"),
         chat_template=raw.get("chat_template"),
-        mask_prompt=bool(raw.get("mask_prompt", True)),
-        ignore_index=int(raw.get("ignore_index", -1)),
+        mask_prompt=raw.get("mask_prompt", True),
+        ignore_index=raw.get("ignore_index", -1),
         raw=raw,
     )
 

@@ -23,26 +23,15 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import TextDataArgs
 from rlhf_stages.data.shards import ShardWriter, atomic_save
-from rlhf_stages.data.sources import (
-    SPLITS,
-    Example,
-    Judged,
-    Records,
-    Row,
-    SkipRecord,
-    Texts,
-    ToExample,
-    fraction,
-    judge,
-    text_of,
-)
+from rlhf_stages.data.sources import SPLITS, Example, Judged, Records, Row, SkipRecord, ToExample, fraction, judge
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer
 
-__all__ = ["Example", "SkipRecord", "prepare", "text_of"]
+__all__ = ["Example", "SkipRecord", "prepare"]
 
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
 Counts = dict[str, dict[str, Any]]  # Of each split: kept, truncated, skipped by reason
+_Texts = tuple[str, tuple[str, ...]]  # Prompt and responses
 _Encoded = tuple[list[int], list[list[int]], list[bool]] | None  # The arguments of ShardWriter.add; None is too long
 
 
@@ -79,7 +68,8 @@ def prepare(
         order = {split: _select(rows, split, args) for split in SPLITS}
         counts = _count(rows, order, getattr(records, "skipped", {}), pooled="train" not in seen)
         if not order["train"]:
-            raise ValueError(f"no record is left to train on; {'; '.join(_dropped(counts))}")
+            dropped = "; ".join(f"{split}: {reasons}" for split, reasons in _dropped(counts).items())
+            raise ValueError(f"no record is left to train on, so nothing was written; dropped from {dropped}")
         for split in SPLITS:
             path = folder / f"{args.stage}_{split}.pt"
             if order[split]:
@@ -110,7 +100,7 @@ class _Encoder:
         self._max_prompt_length = max_prompt_length
         self._max_length = max_length
 
-    def __call__(self, chunk: list[Texts]) -> list[_Encoded]:
+    def __call__(self, chunk: list[_Texts]) -> list[_Encoded]:
         prompts = [self._bos + ids for ids in self._ids([prompt for prompt, _ in chunk])]
         fits = [len(prompt) <= self._max_prompt_length for prompt in prompts]
         texts = [text for (_, responses), fit in zip(chunk, fits, strict=True) if fit for text in responses]
@@ -180,7 +170,7 @@ def _start_worker(encoder: _Encoder) -> None:
     _worker_encoder = encoder
 
 
-def _encode_in_worker(chunk: list[Texts]) -> list[_Encoded]:
+def _encode_in_worker(chunk: list[_Texts]) -> list[_Encoded]:
     return _worker_encoder(chunk)
 
 
@@ -245,13 +235,15 @@ def _earlier_stages(folder: Path, args: TextDataArgs, dataset: str, tokenizer: M
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         stages: dict[str, Any] = manifest["stages"]
-        found = {"dataset": manifest["dataset"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
+        same_ids = manifest["tokenizer"]["fingerprint"] == tokenizer["fingerprint"]
+        found = {"dataset": manifest["dataset"], "tokenizer": manifest["tokenizer"]["name"]}
         found |= {name: entry["args"][name] for entry in stages.values() for name in names}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} was not written by this version ({type(error).__name__}: {error}); use another --destination_dir"
         ) from None
-    wanted = {"dataset": dataset, "tokenizer": tokenizer["fingerprint"]} | {name: getattr(args, name) for name in names}
+    wanted = {"dataset": dataset, **{name: getattr(args, name) for name in names}}
+    wanted["tokenizer"] = found["tokenizer"] if same_ids else f"{tokenizer['name']} with other ids"
     wrong = [f"{name} {found[name]!r}, now {wanted[name]!r}" for name in found if found[name] != wanted[name]]
     if wrong:
         raise ValueError(
@@ -280,23 +272,23 @@ def _write_text(path: Path, parts: Iterable[str]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
-def _dropped(counts: Counts) -> list[str]:
-    """Per split, what was dropped and why."""
-    reasons = {
-        split: ", ".join(f"{n:,} {reason}" for reason, n in counts[split]["skipped"].items()) for split in counts
-    }
-    return [f"{split}: dropped {reasons[split] or 'none'}" for split in counts]
+def _dropped(counts: Counts) -> dict[str, str]:
+    """What was dropped from each split, and why."""
+    skipped = {split: counts[split]["skipped"].items() for split in counts}
+    return {split: ", ".join(f"{n:,} {reason}" for reason, n in skipped[split]) or "none" for split in counts}
 
 
 def _print_summary(args: TextDataArgs, counts: Counts, order: Mapping[str, list[Row]], bad_line: str | None) -> None:
-    for split, dropped in zip(SPLITS, _dropped(counts), strict=True):
+    for split, dropped in _dropped(counts).items():
         lengths = [row.length for row in order[split]]
         tokens = f", tokens median {statistics.median_low(lengths)}, max {max(lengths)}" if lengths else ""
-        cut = f", {counts[split]['truncated']:,} cut to fit" if counts[split]["truncated"] else ""
-        print(f"{split}: {len(lengths):,} kept{tokens}{cut}\n  {dropped.split(': ')[1]}")
+        cut = f", {counts[split]['truncated']:,} cut to --max_length" if counts[split]["truncated"] else ""
+        print(f"{split}: {len(lengths):,} kept{tokens}{cut}; dropped: {dropped}")
     if bad_line is not None:
         print(f"first bad line: {bad_line}")
     folder, model = args.destination_dir, args.tokenizer_name

@@ -10,6 +10,7 @@ int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first 
 """
 
 import os
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class ShardWriter:
 class Shard(Dataset[Record]):
     """A shard opened for reading; indexing gives a `Record`."""
 
-    def __init__(self, columns: dict[str, Tensor], targets: list[Tensor] | None, path: Path) -> None:
+    def __init__(self, columns: dict[str, Tensor], targets: Sequence[Tensor | None] | None, path: Path) -> None:
         self.path = path
         self._columns = columns
         self._targets = targets
@@ -118,9 +119,10 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None)
         raise FileNotFoundError(f"no shard {path}; data_prep/<dataset>/prepare_data.py writes it (see its --stage)")
     try:
         content: Any = torch.load(path, mmap=True, weights_only=True)
-    except Exception as error:  # torch raises half a dozen types on a damaged file
+    except Exception as error:  # torch raises half a dozen types on a damaged file, and explains for a page
+        reason = re.split(r"\. |\n", str(error))[0]
         raise ValueError(
-            f"{path} is not a readable shard ({type(error).__name__}: {error}); prepare it again"
+            f"{path} is not a readable shard ({type(error).__name__}: {reason}); prepare it again"
         ) from None
     if isinstance(content, list):
         shard = _from_dictionaries(content, path)
@@ -191,11 +193,12 @@ def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is a {type(content).__name__}, expected a shard; prepare it again")
     if content["format_version"] != FORMAT_VERSION:
         raise ValueError(f"{path} has format {content['format_version']}, this version reads {FORMAT_VERSION}")
-    columns = {name: content.get(name) for name in _COLUMNS}
+    columns: dict[str, Tensor] = {}
     for name, dtype in _COLUMNS.items():
-        column = columns[name]
+        column = content.get(name)
         if not isinstance(column, Tensor) or column.dtype != dtype or column.dim() != 1:
             raise ValueError(f"{path}: column {name!r} is missing or not a flat {dtype} tensor; prepare it again")
+        columns[name] = column
     records, segments, tokens = columns["record_offsets"], columns["segment_offsets"], columns["tokens"]
     whole = (
         len(records) > 0
@@ -208,7 +211,7 @@ def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
     )
     if not whole:
         raise ValueError(f"{path}: its offsets do not fit its tokens; the file is damaged, prepare it again")
-    return columns  # type: ignore[return-value]  # every column was checked above
+    return columns
 
 
 def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
@@ -218,24 +221,36 @@ def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
         try:
             prompt_len = int(row["prompt_len"])
             names = ["chosen_input_ids", "rejected_input_ids"] if "chosen_input_ids" in row else ["input_ids"]
-            sequences = [torch.as_tensor(row[name]).tolist() for name in names]
-            target = torch.as_tensor(row["targets"]).long() if "targets" in row else None
-        except (KeyError, TypeError, ValueError) as error:
+            sequences = [_flat_integers(row[name]) for name in names]
+            target = _flat_integers(row["targets"]).long() if "targets" in row else None
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{path}: record {number} is not a dictionary with prompt_len and input_ids, or prompt_len,"
                 f" chosen_input_ids and rejected_input_ids ({type(error).__name__}: {error})"
             ) from None
-        if not all(0 <= prompt_len <= len(sequence) for sequence in sequences):
-            raise ValueError(f"{path}: record {number} has prompt_len {prompt_len}, longer than its ids")
-        if target is not None:
-            if len(target) != len(sequences[0]):
-                raise ValueError(f"{path}: record {number} has {len(target)} targets for {len(sequences[0])} ids")
-            targets.append(target)
-        writer.add(sequences[0][:prompt_len], [sequence[prompt_len:] for sequence in sequences])
+        shortest = min(len(sequence) for sequence in sequences)
+        if not 0 <= prompt_len <= shortest:
+            raise ValueError(f"{path}: record {number} has prompt_len {prompt_len}, expected 0 to {shortest}")
+        if target is not None and len(target) != len(sequences[0]):
+            raise ValueError(f"{path}: record {number} has {len(target)} targets for {len(sequences[0])} ids")
+        # texts tokenized as a whole may part within the prompt (a merge across its end): what both share is the prompt
+        parted = (sequences[0][:prompt_len] != sequences[-1][:prompt_len]).nonzero()
+        prompt_len = int(parted[0]) if len(parted) else prompt_len
+        writer.add(sequences[0][:prompt_len].tolist(), [sequence[prompt_len:].tolist() for sequence in sequences])
+        targets.append(target)
     columns = {
         "tokens": _tensor(writer._tokens, torch.int32),
         "segment_offsets": _tensor(writer._segment_offsets, torch.int64),
         "record_offsets": _tensor(writer._record_offsets, torch.int64),
         "truncated": _tensor(writer._truncated, torch.bool),
     }
-    return Shard(columns, targets if len(targets) == len(rows) else None, path)
+    return Shard(columns, targets, path)
+
+
+def _flat_integers(values: Any) -> Tensor:
+    """The ids of a record as (T,) int32."""
+    given = torch.as_tensor(values)
+    ids = given.int()
+    if given.dim() != 1 or not bool((ids == given).all()):
+        raise ValueError(f"expected a flat tensor of 32-bit integers, got {given.dtype} of shape {tuple(given.shape)}")
+    return ids

@@ -1,7 +1,6 @@
 """Raw records, one at a time, from local files, folders, saved datasets or the hub; and what a stage can use of them.
 
-Which stage a record goes to is decided by a hash of its key alone, so the runs for the stages are disjoint by key, in
-whatever order they are made and whatever else is in the data.
+A hash of its key alone decides a record's stage: the stages are disjoint by key, in whatever order they are prepared.
 """
 
 import codecs
@@ -122,13 +121,8 @@ def _load(source: str, saved: bool) -> Any:
         return datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
     except Exception as error:  # offline, unknown, gated, damaged: a dozen types
         wanted = "a readable save_to_disk folder" if saved else "a local path, nor a dataset that the hub gives"
-        raise ValueError(
-            f"{source!r} is not {wanted} ({_one_line(error)}); give --source a local file or folder"
-        ) from None
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{source!r} is not {wanted} ({why}); give --source a local file or folder") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[_Line]:
@@ -191,7 +185,7 @@ def _read_parquet(path: Path) -> Iterator[_Line]:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1000):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a readable parquet file ({_one_line(error)}); fetch it again") from None
+        raise ValueError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 
 _READERS: dict[str, Callable[[Path], Iterator[_Line]]] = {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -20,8 +21,11 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     grows by a row when it is loaded).
 
     Raises:
-        ValueError: nothing loads from `name_or_path`, or the tokenizer has no EOS token.
+        ValueError: no such folder, nothing loads from `name_or_path`, or the tokenizer has no EOS token.
     """
+    path = Path(name_or_path)
+    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+        raise ValueError(f"no folder {name_or_path!r}, though {str(path.parent)!r} is one; a hub id is owner/name")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -34,7 +38,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         vocabulary = tokenizer.get_vocab()
-        spare = next((name for name in PAD_TOKEN_NAMES if name in vocabulary), None)
+        spare = next((name for name in PAD_TOKEN_NAMES if name in vocabulary and name != tokenizer.eos_token), None)
         if spare is None and tokenizer.unk_token_id not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
             spare = tokenizer.unk_token
         tokenizer.add_special_tokens({"pad_token": spare or NEW_PAD_TOKEN})

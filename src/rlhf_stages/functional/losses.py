@@ -24,12 +24,12 @@ def sft_loss(logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing
     Returns:
         Sum over the tokens that count (nats), and their number. The first token is never predicted.
     """
-    shifted = targets[:, 1:].contiguous()  # (B, T - 1)
-    flat = logits[:, :-1].float().flatten(0, 1)  # (B * (T - 1), V)
-    loss = F.cross_entropy(
-        flat, shifted.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
-    )
-    return loss, (shifted != ignore_index).sum()
+    shifted = targets[:, 1:]  # (B, T - 1)
+    counts = shifted != ignore_index
+    # rows are picked, not ignored: an ignored row of NaN would still have a NaN gradient
+    picked = logits[:, :-1][counts]  # (tokens that count, V)
+    loss = F.cross_entropy(picked.float(), shifted[counts], label_smoothing=label_smoothing, reduction="sum")
+    return loss, counts.sum()
 
 
 def score_at(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -136,6 +136,7 @@ def value_loss(
     Returns:
         Sum over the response tokens, and their number.
     """
+    values = torch.where(response_mask, values, 0)  # or a NaN under the padding would have a NaN gradient
     clipped = old_values + (values - old_values).clamp(-clip_coeff, clip_coeff)
     error = torch.maximum((values - returns).square(), (clipped - returns).square())
     return 0.5 * masked_sum(error, response_mask), response_mask.sum()

@@ -17,7 +17,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
     Models with learned positions (GPT-2, OPT) give other logits for left-padded texts without it.
     """
-    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+    return torch.where(attention_mask.bool(), attention_mask.long().cumsum(1) - 1, 0)
 
 
 def last_index(mask: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ def unwrap(model: nn.Module) -> Any:
     return model.module if is_wrapped(model) else model
 
 
-def without_adapters(model: nn.Module) -> Any:
+def without_adapters(model: Any) -> Any:
     """The Hugging Face model inside peft's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

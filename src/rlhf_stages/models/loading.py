@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -24,6 +26,7 @@ from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.scalar import ScalarModel
 
 ADAPTER_DIR = "adapter"
+_HEAD = "score.weight"
 
 
 def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs) -> Any:
@@ -33,9 +36,9 @@ def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, ar
     minimum length stored with some model makes the sampler differ from the scorer.
 
     Raises:
-        ValueError: nothing loads from there.
+        ValueError: nothing loads from there, or some of the weights are missing.
     """
-    model = _load(AutoModelForCausalLM, name_or_path, args)
+    model, _ = _load(AutoModelForCausalLM, name_or_path, args)
     _fit_embedding(model, tokenizer)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -55,14 +58,14 @@ def load_scalar(
             variance 1 / (H + 1), as in Stiennon et al. 2020).
 
     Raises:
-        ValueError: nothing loads from there, the head is missing, or the architecture has no `score` head.
+        ValueError: nothing loads from there, weights are missing, or the architecture has no `score` head.
     """
-    model, info = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1, output_loading_info=True)
+    model, missing = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1)
     if not hasattr(model, "score"):
         raise ValueError(f"{name_or_path}: {type(model).__name__} has no linear `score` head to read a reward from")
-    if "score.weight" in info["missing_keys"]:
+    if _HEAD in missing:
         if trained_head:
-            raise ValueError(f"{name_or_path} has no trained reward head (score.weight); is it a reward model?")
+            raise ValueError(f"{name_or_path} has no trained reward head ({_HEAD}); is it a reward model?")
         nn.init.normal_(model.score.weight, std=(model.score.in_features + 1) ** -0.5)
     _fit_embedding(model, tokenizer)
     if args.disable_dropout:
@@ -89,7 +92,7 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
         task_type=TaskType.SEQ_CLS if isinstance(model, ScalarModel) else TaskType.CAUSAL_LM,
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
+        lora_dropout=0.0 if args.disable_dropout else args.lora_dropout,
         target_modules=args.lora_target_modules,
         modules_to_save=["score"] if isinstance(model, ScalarModel) else None,
     )
@@ -105,12 +108,24 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
 
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout of the model to 0, whatever its config calls it; the config itself keeps its values."""
+    zeroed: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        _zero_dropouts(module)
+        # layers of Falcon and others read the rate from the config in each forward: theirs becomes a copy
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig) and not isinstance(module, PreTrainedModel):
+            if id(config) not in zeroed:
+                zeroed[id(config)] = copy.deepcopy(config)
+                _zero_dropouts(zeroed[id(config)])
+            module.config = zeroed[id(config)]
+
+
+def _zero_dropouts(owner: Any) -> None:
+    for name, value in vars(owner).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
 
 
 def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -159,7 +174,8 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -> Any:
+def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -> tuple[Any, set[str]]:
+    """The model, and which of its weights the checkpoint lacks: the head at most, never a part of the trunk."""
     name = str(name_or_path)
     if args.load_in_8bit:
         kwargs["quantization_config"] = _eight_bit()
@@ -169,10 +185,25 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
             architectures = config.architectures or []
             if auto is AutoModelForCausalLM and any("SequenceClassification" in a for a in architectures):
                 raise ValueError(f"it is a {architectures[0]}, which scores texts; expected a causal language model")
-            return auto.from_pretrained(name, dtype=torch.float32, trust_remote_code=args.trust_remote_code, **kwargs)
-    except (OSError, ValueError, KeyError) as error:
+            model, info = auto.from_pretrained(
+                name,
+                dtype=torch.float32,
+                trust_remote_code=args.trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # those are refused below, by name
+                **kwargs,
+            )
+    except Exception as error:  # a damaged folder raises half a dozen types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"no model could be loaded from {name!r} (hub id or model folder?): {reason}") from None
+    missing = set(info["missing_keys"])
+    wrong = sorted(missing - {_HEAD}) + [key for key, *_ in info["mismatched_keys"]]
+    if wrong:
+        raise ValueError(
+            f"{name!r}: {len(wrong)} weights are missing or have another shape than config.json says, among them"
+            f" {wrong[0]!r}; the checkpoint is damaged, or not of this architecture"
+        )
+    return model, missing
 
 
 def _eight_bit() -> Any:

@@ -35,7 +35,8 @@ def generate(
     """Continue each prompt until a stop token or `max_new_tokens`; B is prompts x num_return_sequences.
 
     Args:
-        model: a Hugging Face causal model, in evaluation mode, not wrapped for distribution.
+        model: a causal model as `load_causal` gives it (transformers fills what is not set here from the generation
+            config of the model, which that function has cleared), in evaluation mode, not wrapped for distribution.
     """
     config = GenerationConfig(
         max_new_tokens=args.max_new_tokens,
@@ -44,26 +45,7 @@ def generate(
         num_return_sequences=args.num_return_sequences,
         eos_token_id=list(stop_ids),
         pad_token_id=pad_token_id,
-        # every field that bends the distribution is set: generate() fills what is unset from the model's own config
         **({"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p} if args.do_sample else {}),
-        min_p=None,
-        typical_p=1.0,
-        epsilon_cutoff=0.0,
-        eta_cutoff=0.0,
-        repetition_penalty=1.0,
-        encoder_repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        bad_words_ids=None,
-        min_length=0,
-        min_new_tokens=None,
-        length_penalty=1.0,
-        renormalize_logits=False,
-        remove_invalid_values=False,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        forced_bos_token_id=None,
-        forced_eos_token_id=None,
-        use_cache=True,
     )
     sequences = model.generate(
         input_ids=prompts.input_ids, attention_mask=prompts.attention_mask, generation_config=config

