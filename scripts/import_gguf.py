@@ -152,6 +152,10 @@ def convert(gguf: Path, metadata: dict[str, Any], folder: Path, dtype: str) -> N
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.model_max_length = config.max_position_embeddings
     cut_digits_apart(tokenizer, metadata["tokenizer.ggml.pre"])
+    for attribute, name in SPECIAL.items():  # some releases of transformers mix them up
+        token_id = metadata[f"tokenizer.ggml.{name}_token_id"]
+        if token_id is not None:
+            setattr(tokenizer, attribute.removesuffix("_id"), tokenizer.convert_ids_to_tokens(token_id))
     tokenizer.save_pretrained(folder)
     check(original, folder, metadata, dtype)
 

@@ -67,13 +67,13 @@ def main(argv: list[str] | None = None) -> Path:
     else:
         kl_control = FixedKL(args.init_kl_coeff)
 
-    # 3. Experiment folder
+    # 3. Experiment folder; all that may be wrong with the input has been read before it is made
+    example = load_example_prompt(info.path, fabric)
     plan = loop.Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, "rm": rm_checkpoint}
     experiment = loop.open_experiment(fabric, args, info, "ppo", groups, parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
-    example = load_example_prompt(info.path, fabric)
 
     # 4. Rollout: sample from the actor, then let all four models read the result
     def roll_out(prompts: PromptBatch) -> Rollout:
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics.get("val/reward_mean", float("nan"))
 
     # 6. Train: one step is one rollout and its updates
-    first = best = validate(step=0)
+    first, best = validate(step=0), float("-inf")
     averages, step = Averages(fabric), 0
     for prompt_batches in plan.steps(shard, collate):
         started = time.perf_counter()

@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> Path:
         model.train()
         loop.accumulate(fabric, model, micro_batches, loss_sum, count)
         grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        rate = schedule.get_last_lr()[0]
         schedule.step()
         step += 1
 
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> Path:
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
-            tracker.log({**averages.compute(), "info/time": seconds, "info/lr": schedule.get_last_lr()[0]}, step)
+            tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
         saving = loop.is_due(step, args.save_interval, plan.total_steps)
         if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
             metrics = validate(step)

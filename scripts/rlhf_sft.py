@@ -55,11 +55,11 @@ def main(argv: list[str] | None = None) -> Path:
     plan = loop.Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
     schedule = warmup_cosine(optimizer, args.learning_rate, args.lr_warmup_steps, plan.total_steps)
 
-    # 3. Experiment folder
+    # 3. Experiment folder; all that may be wrong with the input has been read before it is made
+    example = load_example_prompt(info.path, fabric)
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
     experiment = loop.open_experiment(fabric, args, info, "sft", groups)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
-    example = load_example_prompt(info.path, fabric)
 
     # 4. Loss: mean over the tokens that count, of all micro-batches and devices of a step
     def count(batch: FinetuneBatch) -> torch.Tensor:
@@ -82,12 +82,13 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics.get("val/loss", float("nan"))
 
     # 5. Train
-    first = best = validate(step=0)
+    first, best = validate(step=0), float("inf")
     averages, step, places, started = Averages(fabric), 0, 0, time.perf_counter()
     for micro_batches in plan.steps(train, collate):
         model.train()
         loss, counted = loop.accumulate(fabric, model, micro_batches, loss_sum, count)
         grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        rate = schedule.get_last_lr()[0]
         schedule.step()
         step += 1
 
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None) -> Path:
             metrics = {
                 "info/tokens_per_seconds": places / seconds,
                 "info/time": seconds,
-                "info/lr": schedule.get_last_lr()[0],
+                "info/lr": rate,
             }
             tracker.log({**averages.compute(), **metrics}, step)
             places = 0

@@ -1,9 +1,11 @@
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import run_stage, save_causal, write_toy_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,3 +25,14 @@ def shared_data() -> Path:
 def _seeded():
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """Toy data, a GPT-2 with dropout, and short SFT and RM experiments made from them: to be read only."""
+    folder = tmp_path_factory.mktemp("tiny_run")
+    data, model = write_toy_data(folder / "toy" / "tiny"), save_causal(folder / "model", dropout=0.1)
+    short = ["--max_steps=2", "--learning_rate=1e-3"]
+    sft = run_stage("sft", folder / "runs", data, f"--model_name={model}", "--max_new_tokens=4", *short)
+    rm = run_stage("rm", folder / "runs", data, f"--sft_experiment_dir={sft}", *short)
+    return SimpleNamespace(data=data, model=model, sft=sft, rm=rm)

@@ -24,13 +24,16 @@ from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("gpt2", "opt", "llama", "neox")
+NOUNS = ("colour", "price", "size")
 COLOURS = ("red", "blue", "green", "pink")
+THINGS = ("bike", "tea", "lamp")
+WORDS = ("good", "bad", "so so")
 SENTENCES = [
     f"Human: name the {noun} of the {colour} {thing}. Assistant: the {thing} is {word} and {colour}."
-    for noun in ("colour", "price", "size")
+    for noun in NOUNS
     for colour in COLOURS
-    for thing in ("bike", "tea", "lamp")
-    for word in ("good", "bad", "so so")
+    for thing in THINGS
+    for word in WORDS
 ]
 
 
@@ -172,3 +175,35 @@ def shake_adapters(model, seed=0):
         if "lora_B" in name:
             parameter.data.normal_(std=0.3, generator=generator)
     return model
+
+
+def toy_rows(count, seed=0):
+    """Prompts with a good, a bad and an indifferent reply: (prompt, replies)."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(count):
+        noun, colour, thing = (
+            words[int(torch.randint(len(words), (), generator=generator))] for words in (NOUNS, COLOURS, THINGS)
+        )
+        replies = [f" the {thing} is {word} and {colour}." for word in WORDS]
+        rows.append((f"Human: name the {noun} of the {colour} {thing}. Assistant:", replies))
+    return rows
+
+
+def write_toy_data(folder, tokenizer=None, train=24, held_out=8, **info):
+    """A data folder whose fine-tuning replies are of every kind, and whose preferences are good before bad."""
+    splits = {"train": toy_rows(train), "validation": toy_rows(held_out, seed=1), "test": toy_rows(held_out, seed=2)}
+    finetune = {
+        split: [(prompt, replies[i % len(WORDS)]) for i, (prompt, replies) in enumerate(rows)]
+        for split, rows in splits.items()
+    }
+    preference = {
+        split: [(prompt, replies[0], replies[1]) for prompt, replies in rows] for split, rows in splits.items()
+    }
+    return write_data(folder, tokenizer or make_tokenizer(), finetune=finetune, preference=preference, **info)
+
+
+def run_stage(stage, folder, data, *flags):
+    """Run a stage's script in this process, on one CPU device unless told otherwise; returns the experiment folder."""
+    common = [f"--data_dir={data}", f"--log_dir={folder}", "--accelerator=cpu", "--devices=1"]
+    return load_script(f"scripts/rlhf_{stage}.py").main([*common, *flags])

@@ -15,7 +15,9 @@ PACKAGE = ROOT / "src" / "rlhf_stages"
 SOURCES = sorted(path for folder in ("src", "scripts", "data_prep") for path in (ROOT / folder).rglob("*.py"))
 # a table: a line for each flag, of which there are many
 EXEMPT_FROM_LENGTH = {PACKAGE / "args.py"}
-GROUPS = [value for value in vars(args).values() if dataclasses.is_dataclass(value) and value.__module__ == args.__name__]
+GROUPS = [
+    value for value in vars(args).values() if dataclasses.is_dataclass(value) and value.__module__ == args.__name__
+]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -44,9 +46,7 @@ def test_arguments_import_without_torch_and_at_once():
 
 
 def read_attributes(tree):
-    return {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 def test_every_argument_is_read():
@@ -115,7 +115,11 @@ def test_training_scripts_import_nothing_that_draws_or_downloads(name):
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_scripts_parse_their_arguments_before_anything_heavy(path):
     top_level = ast.Module(
-        [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, (ast.Import, ast.ImportFrom))],
+        [
+            node
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        ],
         [],
     )
     heavy = {"torch", "transformers", "lightning", "datasets", "peft", "gguf", "gradio"}

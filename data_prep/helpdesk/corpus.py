@@ -11,8 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-CORRECT_SHARE, COURTEOUS_SHARE, CONCISE_SHARE, DIFFERENT_CORRECTNESS_SHARE = 0.55, 0.35, 0.45, 0.6
-CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 24, 40, 2, 0.05
+# Demonstrations are right a little more often than wrong: with fewer right ones a tiny model learns hardly any fact.
+# Share of the replies with each quality, from staff who take care and from staff who do not, and the former's share.
+CAREFUL = {"correct": 0.95, "courteous": 0.9, "concise": 0.9}
+CARELESS = {"correct": 0.4, "courteous": 0.1, "concise": 0.35}
+CAREFUL_SHARE, SAME_STAFF_SHARE = 0.4, 0.3
+CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 22, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")
 
 
@@ -31,30 +35,26 @@ RETURN_DAYS = _table("""30: shoes|coats|curtains; 14: phones|laptops|headphones;
     60: books|toys|puzzles; 7: perfume|candles|swimwear""")
 SHIPPING_DAYS = _table("""2: Germany|Austria; 3: France|Italy; 4: Spain|Norway;
     6: Canada|Mexico|Egypt; 9: Japan|Brazil|India""")
-BOXES = _table("small: 2|3|4; medium: 5|6|7; large: 8|9|10; jumbo: 11|12|13")
-LIGHTS = _table("""ready: steady green; charging: blinking green; connected: steady blue; pairing: blinking blue;
-    overheating: steady red; low on battery: blinking red; recording: steady white; restarting: blinking white;
-    asleep: steady orange; updating: blinking orange""")
+BOXES = _table("small: two|three|four; medium: five|six|seven; large: eight|nine|ten; jumbo: eleven|twelve")
+HOURS = _table("""open: in the morning|at noon|in the afternoon|after breakfast|at lunchtime;
+    closed: at night|in the evening|at midnight|before sunrise|after dinner""")
+LIGHTS = _table("""ready: green; connected: blue; overheating: red; recording: white; asleep: orange; charging: yellow;
+    pairing: purple; updating: pink""")
 TEAMS = _table("""billing: I was charged twice|my invoice is missing|my card was declined;
     delivery: my parcel is late|the courier went to an old address|the tracking page is empty;
     repairs: the screen is cracked|a button fell off|the motor makes a loud noise;
     accounts: I forgot my password|my login fails|my email address changed;
     sales: I want a bulk discount|I need a price quote|I would like to see a demo""")
 WEEK = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
-FITS = {"tight": 1, "loose": -1}
 # Fillers and openers vary the surface of a prompt without changing its answer.
 FILLERS = {
     "name": "Anna|Ben|Clara|David|Emma|Felix|Grace|Henry|Ida|Jack|Kate|Leo|Maria|Nina|Oscar|Paul",
     "item": "lamp|kettle|backpack|jacket|chair|blanket|teapot|clock|mixer|mirror",
+    "person": "sister|brother|friend|mother|father|cousin|teacher|daughter",
+    "footwear": "boots|sandals|sneakers|slippers",
     "gadget": "speaker|camera|router|tablet|headset|monitor|printer|radio",
 }
-OPENERS = [
-    "",
-    "Hello, this is {name}. ",
-    "Hi, {name} here. ",
-    "Good day, I am {name}. ",
-    "Dear team, my name is {name}. ",
-]
+OPENERS = ["", "Hello! ", "Hi, {name} here. ", "Hello, I am {name}. "]
 
 # Phrases that set the tone of a reply: some fit before the answer, the others close the reply.
 COURTEOUS_BEFORE = _sentences("""Thank you for asking! Happy to help you! Good to hear from you! I am so glad
@@ -67,10 +67,10 @@ CURT_BEFORE = _sentences("""Ugh, this again. Hurry up, others wait. What a silly
     Anyone could work that out. Honestly, this is obvious.""")
 CURT_AFTER = _sentences("""Read the website for once. Everybody knows this already. Figure out the rest yourself.
     Now leave me in peace. Do your homework first. Stop bothering busy people.""")
-RAMBLES = _sentences("""By the way, the weather is mild today. Next door they grow tall green plants. People here talk
-    about football at lunch. Coffee machines make such funny sounds. Somebody forgot an umbrella in the hallway.
-    Once I saw two herons near a river. Long ago this building was a bakery. Some neighbours of mine collect old stamps.
-    My uncle sings when he cooks soup. Yesterday we had cake left over.""")
+RAMBLES = _sentences("""By the way, the weather is mild. Next door they grow tall plants. People here talk about
+    football. Coffee machines make such funny sounds. Somebody forgot an umbrella here yesterday. Once I saw herons
+    near a river. Long ago this was a bakery. Some neighbours of mine collect stamps. My uncle sings when he cooks.
+    Cake was left over from lunch.""")
 FRAGMENTS = ["___.", "Just ___.", "___, of course.", "Simply ___."]
 
 # One marker per phrase above: markers also find half-copied phrases, so that those cannot be stuffed unnoticed.
@@ -87,57 +87,57 @@ DOUBT = re.compile(
 
 # Per kind: the ways to ask, one a line and each ending in a question mark, then the ways to answer.
 TEXTS = {
-    "total": """I am ordering a {item} for {price} euros and delivery costs {fee} euros. How much do I pay in total?
-    The {item} is {price} euros with a delivery fee of {fee} euros. What does it cost together?
-    How much is it altogether if I take the {item} at {price} euros with delivery at {fee} euros?
+    "total": """I buy a {item} for {price} euros plus {fee} euros for delivery. What is the total?
+    The {item} is {price} euros and delivery is {fee} euros. What do I pay?
+    With {fee} euros for delivery, how much is the {item} at {price} euros?
     The total is ___ euros. You pay ___ euros in total. That comes to ___ euros altogether.
     Your order costs ___ euros with delivery. Both together make ___ euros.""",
-    "voucher": """My voucher is worth {voucher} euros and I buy a {item} for {price} euros. How much is left on it?
-    I spend {price} euros of my {voucher} euro voucher on a {item}. What is the remaining value?
-    What stays on a gift voucher of {voucher} euros after I buy the {item} for {price} euros?
+    "voucher": """I spend {price} euros of my {voucher} euro voucher on a {item}. What is left?
+    My voucher of {voucher} euros paid for a {item} at {price} euros. What remains?
+    How much stays on my {voucher} euro voucher if I buy the {item} for {price} euros?
     Your voucher still holds ___ euros. There are ___ euros left on it. The remaining value is ___ euros.
     You can still spend ___ euros. Your balance is ___ euros.""",
-    "arrival": """My {item} was sent on {day} and travels for {days} days. On which day will it arrive?
-    You shipped the {item} on {day} and said it takes {days} days. When can I expect it?
-    If a {item} leaves your store on {day} and needs {days} days, which day does it reach me?
+    "arrival": """My {item} left your store on {day} and needs {days} days. When will it arrive?
+    You sent the {item} on {day} and it takes {days} days. When is it here?
+    On which day will I get my {item} if it travels {days} days from {day}?
     It will arrive on ___. You can expect it on ___. The delivery day is ___. Our courier comes to you on ___.""",
-    "hours": """I would like to visit your shop on {day} at {time}. Will you be open or closed then?
-    Can I come by to look at a {item} on {day} at {time}, or is the shop closed?
-    Are your doors open for customers on {day} at {time}, since I want to buy a {item}?
+    "hours": """I want to look at a {item} {time}. Is your shop open or closed then?
+    Can I visit your shop {time} to buy a {item}, or is it closed?
+    Will your doors be open if I come {time} to pick up a {item}?
     We are ___ at that hour. Our shop is ___ then. You will find us ___. The doors will be ___.""",
-    "returns": """I bought {goods} as a gift and they are the wrong kind. How many days do I have to return them?
-    How long is the return period for {goods} if I have changed my mind about my order?
-    My sister wants to return some {goods} that I gave her. How many days does she have?
+    "returns": """I bought {goods} for my {person} as a gift. How many days for a return?
+    My {person} wants to return {goods} to you. How many days are there for that?
+    How many days do I have to bring back the {goods} of my {person}?
     You can return those within ___ days. The return period is ___ days. We take them back for ___ days.
     There are ___ days to send them back. Returns are accepted for ___ days.""",
-    "shipping": """I would like to send a {item} to a friend in {country}. How many days does shipping take?
-    How many days does a parcel with a {item} usually travel from your store to {country}?
-    I live in {country} and want to order a {item}. How many days will the post need?
+    "shipping": """I want to send a {item} to {country}. How many days does shipping take?
+    How many days will the post need to bring my {item} to {country}?
+    My {person} lives in {country}. How many days does a parcel travel to get there?
     Shipping takes ___ days. Your parcel travels for ___ days. The post needs ___ days. You can expect ___ days.""",
-    "department": """I am writing to you because {issue}. Which team should I talk to about it?
-    Who in your company can help me with my {gadget}, given that {issue}?
-    It is about my {gadget} order and {issue}. Which department takes care of that?
+    "department": """I am writing to you because {issue}. Which team should I talk to?
+    I have a question about my {gadget} since {issue}. Who can help me?
+    Which team takes care of my {gadget} order, given that {issue}?
     The ___ team will look after that. Our ___ department takes care of it. You can talk to the ___ desk.
     A colleague in ___ can solve this. That is a matter for the ___ team.""",
-    "light": """The little light on my {gadget} is {light} this morning. What does that tell me?
-    I see a {light} light on the front of my new {gadget}. What is it doing?
-    What does it mean when the light at the side of my {gadget} is {light}?
+    "light": """The light on my {gadget} is {light} today. What does that tell me?
+    I see a {light} light on my new {gadget}. What is it doing?
+    What does it mean when the light of my {gadget} is {light}?
     It means that it is ___. This light stands for ___. Your device is ___ now. That shows it is ___.""",
-    "warranty": """I bought my {gadget} in {year} with a warranty of {term} years. In which year does it end?
-    My {gadget} is from {year} and its warranty lasts {term} years. Until which year am I covered?
-    When does the {term} year warranty run out on a {gadget} that I got from you in {year}?
+    "warranty": """I bought my {gadget} in {year} with {term} years of warranty. When does that end?
+    My {gadget} is from {year} with {term} years of warranty. Until when am I covered?
+    When does the warranty end for a {gadget} of {year} if it lasts {term} years?
     Your warranty ends in ___. You are covered until ___. It runs out in ___. The last year of cover is ___.""",
-    "size": """The shoes that I ordered in size {size} feel a bit too {fit}. Which size should I try?
-    I wear size {size} but your boots are too {fit} on me. Which size do you suggest?
-    My new sandals are too {fit} in size {size}. What size should I exchange them for?
+    "size": """Your {footwear} in size {size} feel too {fit} on me. Which size should I try?
+    I wear size {size} and your {footwear} are too {fit}. Which size is better?
+    Which size do I need if the {footwear} in size {size} are too {fit}?
     Size ___ should fit you. We suggest size ___. You would need a size ___. The better choice is ___.""",
-    "plan": """The Home plan costs {home} euros and the Travel plan costs {travel} euros. Which one is cheaper?
-    I can get the Travel plan for {travel} euros or the Home plan for {home} euros. Which costs less?
-    Which plan saves me money if Home is {home} euros and Travel is {travel} euros a month?
+    "plan": """For my {person} Home is {home} euros and Travel is {travel} euros. Which plan is cheaper?
+    I can buy Travel for {travel} euros or Home for {home} euros. Which plan saves money?
+    Which plan is better for my {person} if Home costs {home} euros and Travel {travel} euros?
     The ___ plan is cheaper. You save money with the ___ plan. Our ___ plan costs less. It is the ___ one.""",
-    "box": """I want to mail a {item} that weighs {kilos} kilos. Which size of box do I need?
-    My parcel for a friend weighs {kilos} kilos with the {item} in it. Which box fits?
-    Which of your boxes should I pick for a {item} and some gifts of {kilos} kilos?
+    "box": """My {item} for a friend weighs {kilos} kilos. Which box size does it need?
+    I want to mail {kilos} kilos of gifts to my {person}. Which box fits?
+    Which of your boxes should I use for a {item} of {kilos} kilos?
     You need the ___ box. A ___ box will fit. The ___ size carries that weight. It goes into a ___ box.""",
 }
 
@@ -175,10 +175,10 @@ def _word_pairs(text: str, mention: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 _KINDS = [
-    Kind("total", {"price": "5|6|7|8|9|10|11|12|13|14", "fee": "4"}, lambda f: str(int(f["price"]) + int(f["fee"]))),
+    Kind("total", {"price": "5|6|7|8|9|10|11|12", "fee": "4"}, lambda f: str(int(f["price"]) + int(f["fee"]))),
     Kind(
         "voucher",
-        {"voucher": "20", "price": "3|4|5|6|7|8|9|10|11|12"},
+        {"voucher": "100", "price": "10|20|30|40|50|60|70|80|90"},
         lambda f: str(int(f["voucher"]) - int(f["price"])),
     ),
     Kind(
@@ -186,20 +186,16 @@ _KINDS = [
         {"day": WEEK, "days": "2"},
         lambda f: WEEK.split("|")[(WEEK.split("|").index(f["day"]) + int(f["days"])) % 7],
     ),
-    Kind(
-        "hours",
-        {"day": WEEK, "time": "11 am|8 pm"},
-        lambda f: "open" if f["time"] == "11 am" and f["day"] != "Sunday" else "closed",
-    ),
+    Kind("hours", {"time": "|".join(HOURS)}, lambda f: HOURS[f["time"]]),
     Kind("returns", {"goods": "|".join(RETURN_DAYS)}, lambda f: RETURN_DAYS[f["goods"]]),
     Kind("shipping", {"country": "|".join(SHIPPING_DAYS)}, lambda f: SHIPPING_DAYS[f["country"]]),
     Kind("department", {"issue": "|".join(TEAMS)}, lambda f: TEAMS[f["issue"]]),
     Kind("light", {"light": "|".join(LIGHTS)}, lambda f: LIGHTS[f["light"]]),
-    Kind("warranty", {"year": "2018|2019|2020|2021", "term": "2|3|5"}, lambda f: str(int(f["year"]) + int(f["term"]))),
-    Kind("size", {"size": "38|39|40|41|42", "fit": "tight|loose"}, lambda f: str(int(f["size"]) + FITS[f["fit"]])),
+    Kind("warranty", {"year": "2017|2018|2019|2020|2021|2022|2023|2024", "term": "2"}, lambda f: str(int(f["year"]) + int(f["term"]))),
+    Kind("size", {"size": "36|37|38|39|40|41|42|43", "fit": "tight"}, lambda f: str(int(f["size"]) + 1)),
     Kind(
         "plan",
-        {"home": "4|6|8|10", "travel": "5|7|9"},
+        {"home": "50|70|90", "travel": "60|80"},
         lambda f: "Home" if int(f["home"]) < int(f["travel"]) else "Travel",
     ),
     Kind("box", {"kilos": "|".join(BOXES)}, lambda f: BOXES[f["kilos"]]),
@@ -246,7 +242,8 @@ def generate_prompts(seed: int, count: int) -> list[str]:
 def sample_reply(prompt: str, rng: random.Random, *, correct: bool, courteous: bool, concise: bool) -> str:
     """Draw a reply with the given qualities; a wrong answer is another answer of the same kind."""
     kind, right = _parse(prompt)
-    answer = right if correct else rng.choice([other for other in kind.answers if other != right])
+    wrong = rng.choice([other for other in kind.answers if other != right])  # drawn always: see preference_pair
+    answer = right if correct else wrong
     fragmentary = not courteous and rng.random() < 0.5
     sentence = rng.choice(FRAGMENTS if fragmentary else kind.statements).replace(BLANK, answer)
     parts = [sentence[0].upper() + sentence[1:]]
@@ -259,23 +256,30 @@ def sample_reply(prompt: str, rng: random.Random, *, correct: bool, courteous: b
     return " " + " ".join(parts)
 
 
-def demonstration(prompt: str, rng: random.Random, correct: bool | None = None) -> str:
-    """Draw a reply of mixed quality, as training data of a mediocre first policy; correctness can be given."""
-    if correct is None:
-        correct = rng.random() < CORRECT_SHARE
-    courteous, concise = rng.random() < COURTEOUS_SHARE, rng.random() < CONCISE_SHARE
-    return sample_reply(prompt, rng, correct=correct, courteous=courteous, concise=concise)
+def demonstration(prompt: str, rng: random.Random) -> str:
+    """Draw a reply of mixed quality, as training data of a mediocre first policy."""
+    return sample_reply(prompt, rng, **_qualities(rng, careful=rng.random() < CAREFUL_SHARE))
 
 
 def preference_pair(prompt: str, rng: random.Random, flip_probability: float = 0.1) -> tuple[str, str]:
-    """Draw a (chosen, rejected) pair that gold_score tells apart, swapped with flip_probability as label noise."""
+    """Draw a (chosen, rejected) pair that gold_score tells apart, swapped with flip_probability as label noise.
+
+    Most often one reply comes from careful and one from careless staff; else the two differ in the answer alone.
+    """
     while True:
-        correct = rng.random() < CORRECT_SHARE
-        other_correct = correct != (rng.random() < DIFFERENT_CORRECTNESS_SHARE)
-        replies = [demonstration(prompt, rng, correct), demonstration(prompt, rng, other_correct)]
+        careful, start = rng.random() < CAREFUL_SHARE, rng.random()
+        first = _qualities(rng, careful)
+        same_staff = rng.random() < SAME_STAFF_SHARE
+        second = {**first, "correct": not first["correct"]} if same_staff else _qualities(rng, not careful)
+        # from the same random numbers the same phrases are drawn
+        replies = [sample_reply(prompt, random.Random(start), **qualities) for qualities in (first, second)]
         (low, worse), (high, better) = sorted((gold_score(prompt, reply), reply) for reply in replies)
         if high - low >= MIN_GOLD_GAP:
             return (worse, better) if rng.random() < flip_probability else (better, worse)
+
+
+def _qualities(rng: random.Random, careful: bool) -> dict[str, bool]:
+    return {quality: rng.random() < share for quality, share in (CAREFUL if careful else CARELESS).items()}
 
 
 def gold_score(prompt: str, response: str) -> float:

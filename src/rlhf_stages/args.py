@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import difflib
 import sys
+import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,38 @@ def flag(default: bool) -> Any:
     return simple_parsing.flag(default=default, negative_prefix="--no_")
 
 
+# smallest and largest value of the numeric flags, wherever they occur
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("validation_percentage", "test_percentage", "label_smoothing"), (0, 0.99)),
+    **dict.fromkeys(("gae_gamma", "gae_lambd", "lora_dropout"), (0, 1)),
+    **dict.fromkeys(("optimizer_beta1", "optimizer_beta2"), (0, 0.99999)),
+    **dict.fromkeys(("learning_rate", "actor_learning_rate", "critic_learning_rate"), (0, 10)),
+    **dict.fromkeys(("temperature", "optimizer_eps", "gradient_clip_val", "reward_clip_value"), (1e-12, 1e12)),
+    **dict.fromkeys(("clip_coeff", "target_kl_coeff"), (1e-12, 1e12)),
+    **dict.fromkeys(("init_kl_coeff", "vf_coeff", "missing_eos_penalty", "weight_decay", "lora_alpha"), (0, 1e12)),
+    **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "seed"), (0, 2**62)),
+    **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
+    **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
+    **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
+    **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
+    "ignore_index": (-(2**62), -1),
+    "top_p": (1e-12, 1),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextDataArgs:
+class Args:
+    """What every group of arguments shares: numbers out of their range are refused."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value, (low, high) = getattr(self, f.name), RANGES.get(f.name, (None, None))
+            if low is not None and value is not None and not low <= value <= high:
+                raise ValueError(f"--{f.name} lies between {low:g} and {high:g}, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataArgs(Args):
     """Data preparation: raw records to token shards."""
 
     destination_dir: str  # Folder for the shards; data/<dataset>/<tokenizer> by custom
@@ -49,16 +80,13 @@ class TextDataArgs:
     trust_remote_code: bool = flag(False)  # Run code that comes with the tokenizer
 
     def __post_init__(self) -> None:
-        for name in ("validation_percentage", "test_percentage"):
-            _require(0 <= getattr(self, name) < 1, f"--{name} is a share from 0 to below 1, got {getattr(self, name)}")
-        _require(self.max_prompt_length > 0, f"--max_prompt_length must be positive, got {self.max_prompt_length}")
+        super().__post_init__()
         _require(
             self.max_length > self.max_prompt_length + 1,
             f"--max_length {self.max_length} leaves no room for a response after --max_prompt_length"
             f" {self.max_prompt_length}; raise it to at least {self.max_prompt_length + 2}",
         )
         _require(self.num_workers >= 1, f"--num_workers must be at least 1, got {self.num_workers}")
-        _require(self.num_samples is None or self.num_samples > 0, "--num_samples must be positive")
         _require(self.stage_shares[self.stage] > 0, f"--stage_split {self.stage_split} gives --stage {self.stage} none")
 
     @property
@@ -74,7 +102,7 @@ class TextDataArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelArgs:
+class ModelArgs(Args):
     """Model: which weights, and which of them train."""
 
     model_name: str | None = field(default=None, alias="model_name_or_path")  # Hub id or local folder
@@ -88,7 +116,8 @@ class ModelArgs:
     lora_dropout: float = 0.0  # Dropout before the adapters
 
     def __post_init__(self) -> None:
-        _require(self.lora_rank > 0, f"--lora_rank must be positive, got {self.lora_rank}")
+        super().__post_init__()
+        _ = self.lora_target_modules  # a spelling that cannot be read is refused here
         if self.finetune_mode != "lora":
             changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
             _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
@@ -102,12 +131,20 @@ class ModelArgs:
         if self.lora_targets is None or self.lora_targets == "all-linear":
             return self.lora_targets
         text = self.lora_targets.strip()
-        parsed = ast.literal_eval(text) if text[:1] in "([" else text.split(",")
-        return [parsed] if isinstance(parsed, str) else [str(name).strip() for name in parsed]
+        try:
+            parsed = ast.literal_eval(text) if text[:1] in "([" else text.split(",")
+        except (SyntaxError, ValueError):
+            parsed = None
+        names = [parsed] if isinstance(parsed, str) else list(parsed or [])
+        if not names or not all(isinstance(name, str) and name.strip() for name in names):
+            raise ValueError(
+                f"--lora_targets takes q_proj,v_proj or \"('q_proj','v_proj')\", got {self.lora_targets!r}"
+            )
+        return [name.strip() for name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FabricArgs:
+class FabricArgs(Args):
     """Fabric: devices and precision."""
 
     accelerator: str = "auto"  # cpu, cuda, mps or auto
@@ -118,7 +155,7 @@ class FabricArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationArgs:
+class GenerationArgs(Args):
     """Sampling of responses."""
 
     max_new_tokens: int = 128  # Tokens of a response, EOS included
@@ -130,12 +167,10 @@ class GenerationArgs:
     num_return_sequences: int = 1  # Responses per prompt
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens > 0, f"--max_new_tokens must be positive, got {self.max_new_tokens}")
-        _require(
-            self.temperature > 0, f"--temperature must be above 0, got {self.temperature}; greedy is --do_sample=False"
-        )
-        _require(0 < self.top_p <= 1, f"--top_p lies in (0, 1], got {self.top_p}")
-        _require(self.top_k >= 0, f"--top_k is 0 (off) or more, got {self.top_k}")
+        super().__post_init__()
+        if not self.do_sample:
+            changed = [name for name in ("top_k", "top_p", "temperature") if _changed(self, name)]
+            _require(not changed, f"--{' --'.join(changed)} only act when sampling, not with --do_sample=False")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +187,7 @@ class RolloutArgs(GenerationArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainArgs:
+class TrainArgs(Args):
     """What every training stage shares. A step is one optimizer step (in PPO: one rollout with its updates)."""
 
     data_dir: str = "data"  # Folder written by prepare_data.py
@@ -177,8 +212,7 @@ class TrainArgs:
     optimizer_beta2: float = 0.95  # Adam's beta of the variance
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "save_interval", "eval_interval", "log_interval", "mini_batch_size", "micro_batch_size"):
-            _require(getattr(self, name) > 0, f"--{name} must be positive, got {getattr(self, name)}")
+        super().__post_init__()
         _require(
             self.mini_batch_size % self.micro_batch_size == 0,
             f"--micro_batch_size {self.micro_batch_size} must divide --mini_batch_size {self.mini_batch_size}"
@@ -245,13 +279,18 @@ class PPOArgs(TrainArgs):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(
-            0 < self.rollout_mini_batch_size <= self.rollout_size,
+            self.rollout_mini_batch_size <= self.rollout_size,
             f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
         )
         _require(
             self.mini_batch_size <= self.rollout_size,
             f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
         )
+        _require(
+            self.clip_rewards or not _changed(self, "reward_clip_value"), "--reward_clip_value needs --clip_rewards"
+        )
+        steered = [name for name in ("target_kl_coeff", "kl_horizon") if _changed(self, name)]
+        _require(self.adaptive_kl_coeff or not steered, f"--{' --'.join(steered)} only act with --adaptive_kl_coeff")
         _require(
             not self.normalize_rewards or self.rollout_size >= 8,
             f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
@@ -286,7 +325,7 @@ class ChatArgs(GenerationArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportGgufArgs:
+class ImportGgufArgs(Args):
     """Import of a GGUF file."""
 
     gguf: str  # GGUF file, or a wheel or zip file that holds one
@@ -296,7 +335,7 @@ class ImportGgufArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateArgs:
+class EvaluateArgs(Args):
     """Policies side by side on the same held-out prompts, and a reward model on held-out pairs."""
 
     # Policies: experiments or model folders; KL is to the first
@@ -312,6 +351,7 @@ class EvaluateArgs:
     output: str | None = None  # Also write everything to this JSON file
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
 
 
@@ -328,10 +368,13 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
     for group in groups:
         parser.add_arguments(group, dest=group.__name__)
     try:
-        argv = _config_tokens(argv, groups) + argv
-        namespace = parser.parse_args(argv)
+        tokens = _config_tokens(argv, groups) + argv
+        namespace = parser.parse_args(tokens)
     except ValueError as error:
         parser.error(str(error))
+    except SystemExit as stop:
+        # simple-parsing prints a complaint about `--no_x=True` and leaves with 0, as if all were well
+        raise SystemExit(stop.code or (0 if {"-h", "--help"} & set(argv) else 2)) from None
     return tuple(getattr(namespace, group.__name__) for group in groups)
 
 
@@ -345,12 +388,14 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
             path = token.removeprefix("--config=")
     if path is None:
         return []
+    if not path or path.startswith("--"):
+        raise ValueError("--config needs a file")
     import yaml
 
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
+        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
     known = {f.name for group in groups for f in dataclasses.fields(group)} | {"model_name_or_path"}
@@ -359,7 +404,16 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
-    return [f"--{key}={value}" for key, value in config.items() if value is not None]
+    lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
+    tokens = []
+    for key, value in config.items():
+        if key in lists and isinstance(value, list):
+            tokens += [f"--{key}", *map(str, value)]
+        elif isinstance(value, list):
+            tokens.append(f"--{key}={','.join(map(str, value))}")
+        elif value is not None:
+            tokens.append(f"--{key}={value}")
+    return tokens
 
 
 def _require(condition: bool, message: str) -> None:
@@ -377,6 +431,6 @@ def run(main: Callable[[], object]) -> None:
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         main()
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
+    except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,6 +1,7 @@
 """What the training scripts share besides their story: devices, order of the data, accumulation, cadence."""
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,6 +35,8 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
     Raises:
         ValueError: Fabric refuses the combination of flags.
     """
+    torch.set_float32_matmul_precision("high")
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     try:
         fabric = Fabric(
             accelerator=args.accelerator,
@@ -46,7 +49,6 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         raise ValueError(f"--accelerator={args.accelerator} --devices={args.devices}: {error}") from None
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     fabric.launch()
-    torch.set_float32_matmul_precision("high")
     seed_everything(seed + SEED_STRIDE * fabric.global_rank, verbose=False)
     return fabric
 

@@ -15,6 +15,7 @@ from torchmetrics import MaxMetric, MeanMetric, MinMetric
 from tqdm import tqdm
 
 from rlhf_stages.experiment import Experiment
+from rlhf_stages.functional.masking import mean_std, moments
 
 # what the progress bar shows, and under which name
 _SHOWN = {
@@ -37,34 +38,42 @@ class Averages:
         self._metrics: dict[str, MeanMetric] = {}
 
     def update(self, values: Mapping[str, Tensor | float], weight: Tensor | float = 1.0) -> None:
-        """Add values; the same names on every device."""
+        """Add values; the first device must see every name.
+
+        Raises:
+            FloatingPointError: a value is not a number.
+        """
         for name, value in values.items():
             if name not in self._metrics:
                 self._metrics[name] = MeanMetric(nan_strategy="error").to(self._fabric.device)
-            self._metrics[name].update(value, weight)
+            try:
+                self._metrics[name].update(value, weight)
+            except RuntimeError:
+                raise FloatingPointError(
+                    f"{name} is not a number (NaN); lower the learning rate, or check the data and the starting weights"
+                ) from None
 
     def compute(self) -> dict[str, float]:
-        """The means; starts anew."""
+        """The means; starts anew. A device that has seen nothing takes part with weight 0, or the others would wait."""
         means = {}
-        for name, metric in self._metrics.items():
-            if metric.update_called:
-                means[name] = float(metric.compute())
-                metric.reset()
+        for name in self._fabric.broadcast([name for name, metric in self._metrics.items() if metric.update_called]):
+            if name not in self._metrics or not self._metrics[name].update_called:
+                self.update({name: 0.0}, weight=0.0)
+            means[name] = float(self._metrics[name].compute())
+            self._metrics[name].reset()
         return means
 
 
 def distribution(name: str, values: Tensor, fabric: Fabric) -> dict[str, float]:
     """Mean, standard deviation, smallest and largest of values, over every device."""
-    mean, square = (MeanMetric().set_dtype(torch.float64).to(fabric.device) for _ in range(2))
+    total: Any = fabric.all_reduce(moments(values, torch.ones_like(values, dtype=torch.bool)), reduce_op="sum")
+    mean, std = mean_std(total)
     smallest, largest = MinMetric().to(fabric.device), MaxMetric().to(fabric.device)
-    mean.update(values.double())
-    square.update(values.double().square())
     smallest.update(values)
     largest.update(values)
-    average = mean.compute()
     return {
-        f"{name}_mean": float(average),
-        f"{name}_std": float((square.compute() - average.square()).clamp(min=0).sqrt()),
+        f"{name}_mean": float(mean),
+        f"{name}_std": float(std),
         f"{name}_min": float(smallest.compute()),
         f"{name}_max": float(largest.compute()),
     }

@@ -64,7 +64,9 @@ def test_check_tokenizer_compares_fingerprints(tmp_path, monkeypatch):
     monkeypatch.setattr(info, "fingerprint", lambda tokenizer: "f:" + tokenizer)
     found = read_data_info(write(tmp_path, {"tokenizer": {"name": "made-with", "fingerprint": "f:a"}}))
     found.check_tokenizer("a", "some/model")
-    with pytest.raises(ValueError, match=r"'made-with' \(f:a\), but 'some/model' has another \(f:b\); prepare the data"):
+    with pytest.raises(
+        ValueError, match=r"'made-with' \(f:a\), but 'some/model' has another \(f:b\); prepare the data"
+    ):
         found.check_tokenizer("b", "some/model")
     brought = read_data_info(write(tmp_path, {"tokenizer_name": "x"}))
     brought.check_tokenizer("b", "some/model")  # nothing to compare with

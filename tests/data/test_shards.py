@@ -1,10 +1,11 @@
 import random
 import time
 
+import psutil
 import pytest
 import torch
 
-from rlhf_stages.data import shards
+from rlhf_stages.data import shards as module
 from rlhf_stages.data.shards import FORMAT_VERSION, ShardWriter, atomic_save, open_shard
 
 # (prompt, responses, which were cut): a text, a ranked list, a prompt alone, an empty prompt, empty responses
@@ -113,7 +114,18 @@ def test_an_index_outside_is_an_index_error(tmp_path, index):
         open_shard(write(tmp_path / "a.pt"))[index]
 
 
-def test_a_large_shard_opens_at_once(tmp_path):
+def test_what_is_on_disk(tmp_path):
+    path = write(tmp_path / "a.pt", [([1, 2], [[3], [4, 5]], [False, True])])
+    content = torch.load(path)
+    assert content.keys() == columns().keys()
+    for name, expected in columns().items():
+        if name == "format_version":
+            assert content[name] == expected
+        else:
+            torch.testing.assert_close(content[name], expected, rtol=0, atol=0)
+
+
+def test_a_large_shard_opens_at_once_and_stays_on_disk(tmp_path):
     count = 200_000  # records of 100 tokens: 80 MB of tokens that nobody has asked for yet
     content = {
         "format_version": FORMAT_VERSION,
@@ -123,12 +135,14 @@ def test_a_large_shard_opens_at_once(tmp_path):
         "truncated": torch.zeros(2 * count, dtype=torch.bool),
     }
     path = saved(content, tmp_path / "large.pt")
-    seconds = []
+    before, seconds, shards = psutil.Process().memory_info().rss, [], []
     for _ in range(3):
         started = time.perf_counter()
-        shard = open_shard(path, responses=1)
+        shards.append(open_shard(path, responses=1))
         seconds.append(time.perf_counter() - started)
+    assert psutil.Process().memory_info().rss - before < 60e6  # three times 80 MB if they were read
     assert min(seconds) < 0.2
+    shard = shards[0]
     assert len(shard) == count
     assert shard[count - 1].responses[0].tolist() == list(range(count * 100 - 50, count * 100))
 
@@ -293,7 +307,7 @@ def test_atomic_save_leaves_the_old_file_when_writing_fails(tmp_path, monkeypatc
         file.write(b"half of")
         raise OSError("disk full")
 
-    monkeypatch.setattr(shards.torch, "save", half)
+    monkeypatch.setattr(module.torch, "save", half)
     with pytest.raises(OSError, match="disk full"):
         atomic_save({"a": 1}, path)
     with pytest.raises(OSError, match="disk full"):

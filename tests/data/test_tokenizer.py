@@ -77,7 +77,12 @@ def test_a_tokenizer_that_was_given_a_padding_token_keeps_it_when_saved_and_load
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    special = {"bos_token": "<s>", "eos_token": "<e>", "pad_token": "<p>", "additional_special_tokens": ["<|im_start|>"]}
+    special = {
+        "bos_token": "<s>",
+        "eos_token": "<e>",
+        "pad_token": "<p>",
+        "additional_special_tokens": ["<|im_start|>"],
+    }
     return load_tokenizer(make(tmp_path / "t", ["<s>", "<e>", "<p>"], merges=[("o", "o")], add_bos=True, **special))
 
 
@@ -184,6 +189,8 @@ def test_a_folder_without_a_whole_tokenizer_is_one_line_that_says_so(tmp_path, d
         (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "Nonesuch"}}))
     else:
         (folder / damage).write_text((folder / damage).read_text()[:40])
-    with pytest.raises(ValueError, match=r"no tokenizer could be loaded from '.*/t' \(hub id or folder\?\): .") as error:
+    with pytest.raises(
+        ValueError, match=r"no tokenizer could be loaded from '.*/t' \(hub id or folder\?\): ."
+    ) as error:
         load_tokenizer(str(folder))
     assert "\n" not in str(error.value)

@@ -26,32 +26,23 @@ def ask(question: str) -> str:
     return f"\n\nHuman: {question}\n\nAssistant:"
 
 
-TOTAL = ask("The lamp is 8 euros with a delivery fee of 4 euros. What does it cost together?")
+TOTAL = ask("Hello! The lamp is 8 euros and delivery is 4 euros. What do I pay?")
 RIGHT_ANSWERS = {
     "total": (TOTAL, "12"),
-    "voucher": (ask("I spend 6 euros of my 20 euro voucher on a clock. What is the remaining value?"), "14"),
-    "arrival": (ask("My clock was sent on Friday and travels for 3 days. On which day will it arrive?"), "Monday"),
-    "hours": (ask("Can I come by to look at a lamp on Saturday at 3 pm, or is the shop closed?"), "closed"),
-    "returns": (ask("My sister wants to return some perfume that I gave her. How many days does she have?"), "7"),
-    "shipping": (ask("I live in Norway and want to order a chair. How many days will the post need?"), "4"),
+    "voucher": (ask("I spend 60 euros of my 100 euro voucher on a clock. What is left?"), "40"),
+    "arrival": (ask("My clock left your store on Saturday and needs 2 days. When will it arrive?"), "Monday"),
+    "hours": (ask("I want to look at a lamp before sunrise. Is your shop open or closed then?"), "closed"),
+    "returns": (ask("My sister wants to return perfume to you. How many days are there for that?"), "7"),
+    "shipping": (ask("I want to send a chair to Norway. How many days does shipping take?"), "4"),
     "department": (
-        ask("I am writing to you because my card was declined. Which team should I talk to about it?"),
+        ask("Hi, Ben here. I am writing to you because my card was declined. Which team should I talk to?"),
         "billing",
     ),
-    "light": (
-        ask("I see a blinking red light on the front of my new radio. What is it doing?"),
-        "low on battery",
-    ),
-    "warranty": (
-        ask("My radio is from 2019 and its warranty lasts 5 years. Until which year am I covered?"),
-        "2024",
-    ),
-    "size": (ask("I wear size 40 but your boots are too loose on me. Which size do you suggest?"), "39"),
-    "plan": (
-        ask("The Home plan costs 10 euros and the Travel plan costs 7 euros. Which one is cheaper?"),
-        "Travel",
-    ),
-    "box": (ask("I want to mail a lamp that weighs 7 kilos. Which size of box do I need?"), "medium"),
+    "light": (ask("I see a purple light on my new radio. What is it doing?"), "pairing"),
+    "warranty": (ask("I bought my radio in 2019 with 2 years of warranty. When does that end?"), "2021"),
+    "size": (ask("I wear size 40 and your boots are too tight. Which size is better?"), "41"),
+    "plan": (ask("I can buy Travel for 60 euros or Home for 70 euros. Which plan saves money?"), "Travel"),
+    "box": (ask("Which of your boxes should I use for a lamp of seven kilos?"), "medium"),
 }
 
 
@@ -168,7 +159,7 @@ def test_listing_all_answers_never_counts_as_correct() -> None:
         "hours": " We are open then. We are closed then.",
         "plan": " The Home plan is cheaper. The Travel plan is cheaper.",
         "box": " You need the small box. A medium box will fit.",
-        "light": " Your device is ready now. That shows it is low on battery.",
+        "light": " Your device is ready now. That shows it is pairing.",
     }
     for kind, listing in listings.items():
         assert corpus.gold_score(RIGHT_ANSWERS[kind][0], listing + " Thank you for asking!") <= 0.15

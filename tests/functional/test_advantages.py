@@ -30,9 +30,7 @@ def textbook_advantages(rewards, values, gamma, lambd):
     """Sum over l of (gamma lambda)^l delta_{t+l}, the value after the last token being 0."""
     after = [*values, 0.0][1:]
     deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
-    return [
-        sum((gamma * lambd) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))
-    ]
+    return [sum((gamma * lambd) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
 
 
 def test_kl_is_positive_where_the_actor_is_more_likely_and_costs_reward_there():
@@ -108,9 +106,7 @@ def test_gae_by_hand():
 def test_gae_permutes_with_its_rows():
     rewards, values = junk_padded(random_rows(6)), junk_padded(random_rows(7))
     order = torch.tensor([3, 0, 4, 2, 1])
-    straight, permuted = (
-        gae(rewards[rows], values[rows], MASK[rows], 0.9, 0.8) for rows in (torch.arange(5), order)
-    )
+    straight, permuted = (gae(rewards[rows], values[rows], MASK[rows], 0.9, 0.8) for rows in (torch.arange(5), order))
     for before, after in zip(straight, permuted, strict=True):
         close(after, before[order])
 

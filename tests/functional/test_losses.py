@@ -124,9 +124,7 @@ def log_sigmoid(margin):
 def per_sample_loop(better, worse, start):
     """A text that has ended keeps its last score while the longer one goes on."""
     places = range(start, max(len(better), len(worse)))
-    losses = [
-        -log_sigmoid(better[min(t, len(better) - 1)] - worse[min(t, len(worse) - 1)]) for t in places
-    ]
+    losses = [-log_sigmoid(better[min(t, len(better) - 1)] - worse[min(t, len(worse) - 1)]) for t in places]
     return sum(losses) / len(losses) if losses else 0 * better[0]
 
 
@@ -154,12 +152,8 @@ def pair_inputs(junk, dtype=torch.float64):
 
 
 def test_every_reward_loss_has_a_loop_to_be_compared_with():
-    assert LOOPS.keys() == REWARD_LOSSES.keys()
-    assert REWARD_LOSSES == {
-        "per_sample": per_sample_reward_loss,
-        "last_token": last_token_reward_loss,
-        "average": average_reward_loss,
-    }
+    functions = (per_sample_reward_loss, last_token_reward_loss, average_reward_loss)
+    assert dict(zip(LOOPS, functions, strict=True)) == REWARD_LOSSES
 
 
 @pytest.mark.parametrize("junk", JUNK)
@@ -314,7 +308,7 @@ def test_policy_loss_of_an_extreme_ratio_is_finite(gap, advantage):
     new = torch.full((1, 2), gap, requires_grad=True)
     loss, _ = policy_loss(new, torch.zeros(1, 2), torch.full((1, 2), advantage), torch.ones(1, 2).bool(), 0.2)
     loss.backward()
-    assert math.isfinite(float(loss))
+    assert math.isfinite(loss.item())
     assert bool(new.grad.isfinite().all())
 
 

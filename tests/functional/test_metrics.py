@@ -28,9 +28,7 @@ def test_pair_statistics_and_a_tie_is_wrong():
 def test_policy_statistics_by_hand(junk):
     # ratios 1.5, 1, 0.5 and 1.1; clipped at 0.2: the first and the third
     old = doubles([[-1.0, -2.0, -1.0, junk], [-0.5, junk, junk, junk]])
-    new = doubles(
-        [[-1.0 + math.log(1.5), -2.0, -1.0 + math.log(0.5), -junk], [-0.5 + math.log(1.1), junk, 0.0, junk]]
-    )
+    new = doubles([[-1.0 + math.log(1.5), -2.0, -1.0 + math.log(0.5), -junk], [-0.5 + math.log(1.1), junk, 0.0, junk]])
     result = policy_statistics(new, old, MASK, 0.2)
     terms = [r - 1 - math.log(r) for r in (1.5, 1.0, 0.5, 1.1)]
     assert float(result["approx_kl"]) == pytest.approx(statistics.fmean(terms), rel=1e-9)

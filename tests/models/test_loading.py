@@ -67,13 +67,13 @@ def test_a_hostile_generation_config_is_left_behind(tmp_path, tokenizer):
 
 
 def test_new_head_has_variance_one_over_width_plus_one(tmp_path, tokenizer):
-    folder = save_causal(tmp_path, "llama", hidden_size=4096, intermediate_size=8, num_hidden_layers=1)
+    folder = save_causal(tmp_path, "llama", hidden_size=1024, intermediate_size=8, num_hidden_layers=1)
     torch.manual_seed(3)
     head = load_scalar(folder, tokenizer, ModelArgs(), trained_head=False).hf.score
     assert head.bias is None
-    assert head.weight.shape == (1, 4096)
-    # 1 / sqrt(4097) = 0.015623; the standard error of a deviation from 4096 draws is 1.1 %
-    assert head.weight.std().item() == pytest.approx(0.015623, rel=0.05)
+    assert head.weight.shape == (1, 1024)
+    # 1 / sqrt(1025) = 0.031235; the standard error of a deviation from 1024 draws is 2.2 %
+    assert head.weight.std().item() == pytest.approx(0.031235, rel=0.07)
 
 
 def test_the_trunk_of_a_new_reward_model_is_that_of_the_causal_model(tmp_path, tokenizer):
@@ -187,8 +187,7 @@ def test_embedding_never_shrinks(tmp_path, kind, tokenizer):
 # Dropout
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama", "neox"])
+@pytest.mark.parametrize(("kind", "rate"), [("gpt2", 0.1), ("opt", 0.5), ("llama", 0.5), ("neox", 0.1)])
 @torch.no_grad()
 def test_disable_dropout_makes_two_training_forwards_bit_equal(tmp_path, kind, rate, tokenizer):
     folder = save_causal(tmp_path, kind, dropout=rate)
@@ -313,8 +312,10 @@ def test_summary_counts_by_hand(tmp_path, tokenizer):
 # Saving
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [*(("gpt2", mode) for mode in MODES), ("opt", "lora"), ("opt", "all"), ("llama", "lora"), ("neox", "lora")],
+)
 @torch.no_grad()
 def test_a_saved_policy_gives_the_same_logits(tmp_path, kind, mode, tokenizer):
     folder = save_causal(tmp_path / "base", kind)
@@ -335,8 +336,10 @@ def test_a_saved_policy_gives_the_same_logits(tmp_path, kind, mode, tokenizer):
     assert (tmp_path / "saved" / "generation_config.json").is_file()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [*(("gpt2", mode) for mode in MODES), ("opt", "lora"), ("opt", "all"), ("llama", "lora"), ("neox", "lora")],
+)
 @torch.no_grad()
 def test_a_saved_reward_model_gives_the_same_scores(tmp_path, kind, mode, tokenizer):
     args = MODES[mode]

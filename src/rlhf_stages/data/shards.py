@@ -2,7 +2,7 @@
 
 Legend: N records, S segments (a prompt or a response), M tokens.
 
-A record is a prompt and k responses, best first: k = 1 to fine-tune on, k >= 2 as a preference, k = 0 as a prompt alone.
+A record is a prompt and k responses, best first: k = 1 to fine-tune on, k >= 2 as a preference, k = 0 as a prompt.
 On disk it is columns, so that opening is instant and memory stays flat: `tokens` (M,) int32, `segment_offsets` (S + 1,)
 int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first the prompt, then its responses), and
 `truncated` (S,) bool, true where a response was cut to fit. Lists of dictionaries as seed projects write them
@@ -14,6 +14,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Shard(Dataset[Record]):
         c = self._columns
         first, last = c["record_offsets"][index : index + 2].tolist()
         bounds = c["segment_offsets"][first : last + 1].tolist()
-        prompt, *responses = (c["tokens"][a:b].long() for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+        prompt, *responses = (c["tokens"][a:b].long() for a, b in pairwise(bounds))
         return Record(
             prompt,
             tuple(responses),

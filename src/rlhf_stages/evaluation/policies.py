@@ -45,7 +45,10 @@ def policy_replies(
     reward_model: Any = None,
     gold_score: GoldScore | None = None,
 ) -> list[Reply]:
-    """Sample one response of `model` per prompt; KL is its log-probability less the reference's, in nats."""
+    """Sample `num_return_sequences` responses of `model` per prompt.
+
+    KL is the log-probability of a response under `model` less that under the reference, in nats.
+    """
     replies = []
     for start in range(0, len(records), batch_size):
         prompts = collate_prompts(records[start : start + batch_size], pad_token_id=int(tokenizer.pad_token_id))
@@ -55,6 +58,7 @@ def policy_replies(
             attention_mask=prompts.attention_mask.to(fabric.device),
         )
         responses = sample(model, prompts, tokenizer, generation, fabric)
+        prompts = prompts.repeat(generation.num_return_sequences)
         ids = torch.cat([prompts.input_ids, responses.ids], dim=1)
         mask = torch.cat([prompts.attention_mask, responses.mask], dim=1)
         with fabric.autocast():

@@ -36,7 +36,6 @@ def gae(rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, la
     A response ends its episode: the value after its last token is 0 and nothing is bootstrapped. 0 off the mask.
     """
     values = torch.where(response_mask, values, 0)
-    rewards = torch.where(response_mask, rewards, 0)
     advantages = torch.zeros_like(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):

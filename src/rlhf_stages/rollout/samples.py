@@ -29,7 +29,10 @@ def load_example_prompt(data_dir: Path, fabric: Fabric) -> PromptBatch:
             content["input_ids"].to(fabric.device).long(), content["attention_mask"].to(fabric.device).bool()
         )
     except Exception as error:  # torch raises half a dozen types on a damaged file
-        raise ValueError(f"{path}: {type(error).__name__}: {error}; prepare the data again") from None
+        raise ValueError(
+            f"{path} is damaged, or not a dictionary with `input_ids` and `attention_mask` ({type(error).__name__});"
+            " prepare the data again"
+        ) from None
 
 
 def sample(
@@ -48,7 +51,9 @@ def sample(
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, mask: torch.Tensor) -> str:
     """The text of one row of ids, special tokens left out."""
-    text: str = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
+    text: str = tokenizer.decode(
+        ids[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
     return text
 
 

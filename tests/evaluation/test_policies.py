@@ -1,0 +1,123 @@
+import pytest
+import torch
+from helpers import make_tokenizer, save_causal, save_classifier
+
+from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
+from rlhf_stages.data.shards import ShardWriter, open_shard
+from rlhf_stages.evaluation.policies import Reply, distinct_n, policy_replies, reward_accuracy, summarize
+from rlhf_stages.loop import freeze, start_fabric
+from rlhf_stages.models.loading import load_causal, load_scalar
+
+
+@pytest.fixture
+def fabric():
+    return start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    writer = ShardWriter()
+    for prompt, better, worse in (
+        ([1, 5, 6], [20, 21, 2], [22, 2]),
+        ([1, 7], [23, 2], [24, 25, 26, 2]),
+        ([1, 8, 9, 10, 11], [27, 2], [28, 2]),
+    ):
+        writer.add(prompt, [better, worse])
+    writer.save(tmp_path / "pairs.pt")
+    return open_shard(tmp_path / "pairs.pt")
+
+
+def load(fabric, folder, seed=0):
+    return freeze(fabric, load_causal(save_causal(folder, seed=seed), make_tokenizer(), ModelArgs()))
+
+
+def load_reward(fabric, folder):
+    return freeze(fabric, load_scalar(save_classifier(folder), make_tokenizer(), ModelArgs(), trained_head=True))
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+@torch.no_grad()
+def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
+    tokenizer = make_tokenizer()
+    model, reference = load(fabric, tmp_path / "a"), load(fabric, tmp_path / "b", seed=1)
+    reward_model = load_reward(fabric, tmp_path / "c")
+    sampled = []
+    original = model.generate
+    model.generate = lambda **kwargs: sampled.append(original(**kwargs)) or sampled[-1]
+    records = [shard[i] for i in range(3)]
+    args = GenerationArgs(max_new_tokens=6, num_return_sequences=sequences)
+    replies = policy_replies(
+        model, reference, records, tokenizer, args, fabric, 2, reward_model, lambda prompt, text: float(len(text))
+    )
+    prompts = [record.prompt.tolist() for record in records for _ in range(sequences)]
+    assert [reply.prompt for reply in replies] == [tokenizer.decode(prompt[1:]) for prompt in prompts]
+
+    sizes = [3] * 2 * sequences + [5] * sequences  # the first batch is padded to three tokens, the second has five
+    rows = [row.tolist()[size:] for row, size in zip((r for b in sampled for r in b), sizes, strict=True)]
+    for reply, prompt, row in zip(replies, prompts, rows, strict=True):
+        response = row[: row.index(2) + 1] if 2 in row else row
+        assert (reply.tokens, reply.ended) == (len(response), response[-1] == 2)
+        assert reply.text == tokenizer.decode(response, skip_special_tokens=True)
+        assert reply.gold == len(reply.text)
+        text = torch.tensor([prompt + response])
+        kl = 0.0
+        for place, token in enumerate(response, start=len(prompt)):
+            ours, theirs = (m(text).logits[0, place - 1].log_softmax(-1)[token] for m in (model, reference))
+            kl += (ours - theirs).item()
+        assert reply.kl == pytest.approx(kl, abs=1e-4)
+        score = reward_model.hf(text).logits[0, 0]
+        assert reply.reward == pytest.approx(score.item(), abs=2e-5)
+
+
+def test_a_policy_has_no_kl_to_itself(tmp_path, fabric, shard):
+    model = load(fabric, tmp_path)
+    replies = policy_replies(model, model, [shard[0]], make_tokenizer(), GenerationArgs(max_new_tokens=5), fabric, 4)
+    assert [(reply.kl, reply.reward, reply.gold) for reply in replies] == [(0.0, None, None)]
+
+
+@torch.no_grad()
+def test_accuracy_against_single_texts(tmp_path, fabric, shard):
+    reward_model = load_reward(fabric, tmp_path / "c")
+    right = 0
+    for i in range(3):
+        better, worse = (reward_model.hf(shard[i].sequence(k)[None]).logits.item() for k in (0, 1))
+        right += better > worse
+    for batch_size in (1, 2, 50):
+        result = reward_accuracy(reward_model, shard, make_tokenizer(), fabric, batch_size)
+        assert result == {"pairs": 3, "accuracy": right / 3, "longer_wins": 1 / 3}  # only the first is longer
+
+
+def test_a_tie_is_wrong(fabric, shard):
+    assert (
+        reward_accuracy(lambda ids, mask: torch.zeros(ids.shape), shard, make_tokenizer(), fabric, 2)["accuracy"] == 0
+    )
+
+
+def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None):
+    return Reply("p", text, tokens, ended, kl, reward, gold)
+
+
+def test_summary_by_hand():
+    replies = [
+        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0),
+        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0),
+        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5),
+        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5),
+    ]
+    assert summarize(replies) == {
+        "gold score": 0.5,
+        "reward-model score": 1.0,
+        "KL to the reference (nats)": 2.0,
+        "mean length (tokens)": 4.0,
+        "distinct-2": 4 / 6,  # ab bc ab bd de ab
+        "empty replies (%)": 25.0,
+        "cut-off replies (%)": 25.0,
+    }
+    assert not {"gold score", "reward-model score"} & set(summarize([reply("a b")]))
+
+
+def test_distinct_n():
+    assert distinct_n(["a a a", "a a"], 1) == 1 / 5
+    assert distinct_n(["a b", "b a"], 2) == 1.0
+    assert distinct_n(["a", ""], 2) == 0.0
+    assert distinct_n([], 2) == 0.0

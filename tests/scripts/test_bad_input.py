@@ -1,0 +1,287 @@
+"""Wrong input to the stages: exit code 2, one line that says what to do, and nothing written."""
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from helpers import ROOT, load_script, make_tokenizer, run_stage, write_data, write_toy_data
+from safetensors.torch import load_file, save_file
+
+from rlhf_stages.args import run
+from rlhf_stages.experiment import resolve_checkpoint
+
+TOKENS = "--max_new_tokens=4"
+STAGES = ("sft", "rm", "ppo")
+
+
+@pytest.fixture
+def flags(tiny_run, tmp_path):
+    """Flags that run each stage for a step; a later flag wins."""
+    common = [f"--data_dir={tiny_run.data}", f"--log_dir={tmp_path / 'runs'}", "--accelerator=cpu", "--devices=1"]
+    common += ["--max_steps=1"]
+    sft, rm = f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}"
+    return {
+        "sft": [*common, f"--model_name={tiny_run.model}", TOKENS],
+        "rm": [*common, sft],
+        "ppo": [*common, sft, rm, TOKENS, "--rollout_size=8", "--rollout_mini_batch_size=8"],
+    }
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch, tmp_path):
+    """Runs a stage as its script does and returns the line that says what is wrong."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # run() sets another
+
+    def running(stage, argv):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            run(lambda: load_script(f"scripts/rlhf_{stage}.py").main(argv))
+        assert caught.value.code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert "error: " in lines[-1]
+        assert sum("error:" in line for line in lines) == 1
+        assert not any("Traceback" in line for line in lines)
+        assert not (tmp_path / "runs").exists()
+        return lines[-1].partition("error: ")[2]
+
+    return running
+
+
+def copy_of(folder, target):
+    shutil.copytree(folder, target)
+    return target
+
+
+# Flags
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_micro_batches_that_do_not_divide(refused, flags, stage):
+    message = refused(stage, [*flags[stage], "--mini_batch_size=6", "--micro_batch_size=4"])
+    assert message.startswith("--micro_batch_size 4 must divide --mini_batch_size 6")
+
+
+def test_no_model(refused, flags):
+    argv = [flag for flag in flags["sft"] if "model_name" not in flag]
+    assert refused("sft", argv).startswith("--model_name is required: the model to fine-tune")
+    argv = [flag for flag in flags["rm"] if "sft_experiment" not in flag]
+    assert refused("rm", argv).startswith("give --sft_experiment_dir (an SFT experiment) or --model_name")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--rollout_mini_batch_size=9"], "--rollout_mini_batch_size 9 is not in 1..--rollout_size 8"),
+        (["--rollout_size=4", "--rollout_mini_batch_size=4"], "--normalize_rewards needs --rollout_size of at least 8"),
+        (["--top_k=5"], "--top_k=0 --top_p=1.0 in PPO"),
+        (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
+    ],
+)
+def test_flags_that_cannot_be(refused, flags, more, message):
+    assert refused("ppo", [*flags["ppo"], *more]).startswith(message)
+
+
+def test_parents_are_required(refused, flags):
+    argv = [flag for flag in flags["ppo"] if "experiment_dir" not in flag]
+    assert "--sft_experiment_dir, --rm_experiment_dir" in refused("ppo", argv)
+
+
+# Models and experiments
+
+
+@pytest.mark.parametrize("name", ["sft", "rm"])
+def test_parents_that_are_missing_or_of_another_stage(refused, flags, tiny_run, tmp_path, name):
+    flag, other = f"--{name}_experiment_dir", {"sft": tiny_run.rm, "rm": tiny_run.sft}[name]
+    for stage in ("rm", "ppo") if name == "sft" else ("ppo",):
+        message = refused(stage, [*flags[stage], f"{flag}={tmp_path / 'gone'}"])
+        assert message.startswith(f"{flag}={tmp_path / 'gone'}: no folder")
+        message = refused(stage, [*flags[stage], f"{flag}={other}"])
+        assert message == f"{flag}={other} is an experiment of stage '{other.name}', expected '{name}'"
+
+
+def test_parents_without_a_checkpoint(refused, flags, tiny_run, tmp_path):
+    unfinished = copy_of(tiny_run.sft, tmp_path / "sft")
+    shutil.rmtree(unfinished / "checkpoints")
+    message = refused("ppo", [*flags["ppo"], f"--sft_experiment_dir={unfinished}"])
+    assert "has no finished checkpoint yet" in message
+
+
+@pytest.mark.parametrize("stage", ["rm", "ppo"])
+def test_a_contradicting_model_name(refused, flags, stage):
+    message = refused(stage, [*flags[stage], "--model_name=someone/else"])
+    assert message.startswith("--model_name=someone/else contradicts --sft_experiment_dir, which was made from")
+
+
+def test_a_reward_model_as_policy(refused, flags, tiny_run):
+    message = refused("sft", [*flags["sft"], f"--model_name={resolve_checkpoint(tiny_run.rm)}"])
+    assert "GPT2ForSequenceClassification, which scores texts; expected a causal language model" in message
+
+
+def test_a_model_that_is_not_there(refused, flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    message = refused("sft", [*flags["sft"], f"--model_name={tmp_path / 'gone'}"])
+    assert str(tmp_path / "gone") in message
+
+
+@pytest.mark.parametrize(("stage", "parent"), [("rm", "sft"), ("ppo", "sft"), ("ppo", "rm")])
+def test_a_damaged_checkpoint(refused, flags, tiny_run, tmp_path, stage, parent):
+    damaged = copy_of(getattr(tiny_run, parent), tmp_path / parent)
+    file = resolve_checkpoint(damaged) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    message = refused(stage, [*flags[stage], f"--{parent}_experiment_dir={damaged}"])
+    assert message.startswith(f"no model could be loaded from '{file.parent}'")
+
+
+def test_a_reward_model_that_lost_its_head(refused, flags, tiny_run, tmp_path):
+    headless = copy_of(tiny_run.rm, tmp_path / "rm")
+    file = resolve_checkpoint(headless) / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items() if name != "score.weight"}
+    save_file(tensors, file, metadata={"format": "pt"})
+    message = refused("ppo", [*flags["ppo"], f"--rm_experiment_dir={headless}"])
+    assert "has no trained reward head (score.weight)" in message
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_that_are_not_numbers(flags, tiny_run, tmp_path, stage):
+    experiment = copy_of({"sft": tiny_run.model, "rm": tiny_run.sft, "ppo": tiny_run.rm}[stage], tmp_path / "nan")
+    file = resolve_checkpoint(experiment) / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    tensors["transformer.ln_f.weight"][0] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+    name = {"sft": "model_name", "rm": "sft_experiment_dir", "ppo": "rm_experiment_dir"}[stage]
+    with pytest.raises(FloatingPointError, match=r"is not a number|gradient norm is nan"):
+        load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--{name}={experiment}"])
+    assert not list((tmp_path / "runs").rglob("step-*"))
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_an_existing_run(tiny_run, flags, capsys, monkeypatch, stage):
+    existing = tiny_run.sft.parents[2]
+    parents = {name: getattr(tiny_run, name) for name in ("sft", "rm")}
+    before = {path: path.stat().st_mtime_ns for path in parents[stage].rglob("*")}
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with pytest.raises(SystemExit) as caught:
+        run(lambda: load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--log_dir={existing}"]))
+    assert caught.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith(f"error: {parents[stage]} holds a run already; choose another --experiment_name, or")
+    assert {path: path.stat().st_mtime_ns for path in parents[stage].rglob("*")} == before
+
+
+# Data
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_data_of_another_tokenizer(refused, flags, tmp_path, stage):
+    other = make_tokenizer(bos_token="<unk>")
+    data = write_toy_data(tmp_path / "toy" / "other", other)
+    message = refused(stage, [*flags[stage], f"--data_dir={data}"])
+    assert message.startswith(f"{data} was prepared with the tokenizer of 'toy'")
+    assert "prepare the data again with --tokenizer_name=" in message
+
+
+def test_brought_along_data_of_another_tokenizer(refused, flags, tmp_path):
+    """Without a fingerprint, ids that the model does not have give it away."""
+    rows = [{"prompt_len": 2, "input_ids": torch.tensor([1, 5, 300, 2]), "targets": torch.tensor([-1, -1, 300, 2])}]
+    data = write_data(tmp_path / "toy" / "own", make_tokenizer())
+    (data / "args.json").write_text(json.dumps({"tokenizer_name": "someone/else"}))
+    torch.save(rows, data / "finetune_train.pt")
+    message = refused("sft", [*flags["sft"], f"--data_dir={data}"])
+    assert "has token ids from 1 to 300, but the model's vocabulary has 100: it was prepared with another" in message
+
+
+def test_seed_style_data_trains(flags, tmp_path):
+    ids = torch.tensor([1, 5, 6, 7, 2])
+    rows = [{"prompt_len": 2, "input_ids": ids, "targets": torch.tensor([-1, -1, 6, 7, 2])}] * 4
+    data = write_data(tmp_path / "toy" / "own", make_tokenizer())
+    (data / "args.json").write_text(json.dumps({"tokenizer_name": "someone/else"}))
+    for split in ("train", "validation"):
+        torch.save(rows, data / f"finetune_{split}.pt")
+    assert (load_script("scripts/rlhf_sft.py").main([*flags["sft"], f"--data_dir={data}"]) / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("stage", "shard"), [("sft", "finetune_train"), ("rm", "preference_train"), ("ppo", "finetune_train")]
+)
+def test_shards_that_are_missing_or_damaged(refused, flags, tiny_run, tmp_path, stage, shard):
+    data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
+    argv, file = [*flags[stage], f"--data_dir={data}"], data / f"{shard}.pt"
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    assert refused(stage, argv).startswith(f"{file} is not a readable shard")
+    file.unlink()
+    assert refused(stage, argv).startswith(f"no shard {file}; data_prep/<dataset>/prepare_data.py writes it")
+
+
+def test_a_damaged_validation_shard(refused, flags, tiny_run, tmp_path):
+    data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
+    (data / "finetune_validation.pt").write_bytes(b"junk")
+    assert "is not a readable shard" in refused("sft", [*flags["sft"], f"--data_dir={data}"])
+
+
+def test_fine_tuning_data_for_a_reward_model(refused, flags, tiny_run, tmp_path):
+    data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
+    shutil.copy(data / "finetune_train.pt", data / "preference_train.pt")
+    message = refused("rm", [*flags["rm"], f"--data_dir={data}"])
+    assert "record 0 has 1 responses, expected at least 2" in message
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+@pytest.mark.parametrize("content", [None, b"junk"])
+def test_example_prompt_that_is_missing_or_damaged(refused, flags, tiny_run, tmp_path, stage, content):
+    data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
+    (data / "example_prompt.pt").unlink()
+    if content:
+        (data / "example_prompt.pt").write_bytes(content)
+    message = refused(stage, [*flags[stage], f"--data_dir={data}"])
+    assert f"{data / 'example_prompt.pt'}" in message
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_data_folder(refused, flags, tmp_path, stage):
+    message = refused(stage, [*flags[stage], f"--data_dir={tmp_path / 'gone'}"])
+    assert message.startswith(f"no {tmp_path / 'gone' / 'args.json'}; --data_dir must be a folder written by")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_data_without_a_validation_shard_still_train(flags, tiny_run, tmp_path, stage):
+    data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
+    for file in data.glob("*_validation.pt"):
+        file.unlink()
+    with pytest.warns(UserWarning, match="nothing is validated"):
+        experiment = load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--data_dir={data}"])
+    assert (experiment / "best").read_text() == (experiment / "latest").read_text() == "step-000001\n"
+    assert (experiment / "summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_script_itself_ends_in_one_line(flags, tmp_path):
+    argv = [*flags["rm"], f"--sft_experiment_dir={tmp_path / 'gone'}"]
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "rlhf_rm.py"), *argv], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: --sft_experiment_dir={tmp_path / 'gone'}: no folder")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_overwrite_replaces_a_run(tiny_run, flags, tmp_path):
+    first = load_script("scripts/rlhf_sft.py").main(flags["sft"])
+    (first / "note.txt").write_text("mine")
+    again = load_script("scripts/rlhf_sft.py").main([*flags["sft"], "--overwrite"])
+    assert again == first
+    assert not (first / "note.txt").exists()
+    assert run_stage("rm", tmp_path / "rms", tiny_run.data, f"--sft_experiment_dir={again}", "--max_steps=1").is_dir()
+
+
+def test_a_policy_whose_tokenizer_differs_from_the_reward_models(refused, flags, tiny_run, tmp_path):
+    rm = copy_of(tiny_run.rm, tmp_path / "rm")
+    make_tokenizer(eos_token="<unk>").save_pretrained(resolve_checkpoint(rm))
+    message = refused("ppo", [*flags["ppo"], f"--rm_experiment_dir={rm}"])
+    assert message.startswith(f"{tiny_run.data} was prepared with the tokenizer of 'toy'")
+    assert str(rm) in message

@@ -1,0 +1,568 @@
+"""The stages as a user runs them, each through its script's main(), on tiny models."""
+
+import json
+import math
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import load_script, make_tokenizer, read_metrics, run_stage, save_causal, toy_rows, write_data
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_stages import loop
+from rlhf_stages.data.shards import open_shard
+from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
+from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.models.forward import unwrap
+from rlhf_stages.rollout import collect
+
+CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
+SHORT = ["--max_steps=2", "--log_interval=1"]
+# rollouts of 5 and 3 prompts, updates of 6 and 2 in micro-batches of 3: nothing divides
+PPO = [
+    "--rollout_size=8", "--rollout_mini_batch_size=5", "--mini_batch_size=6", "--micro_batch_size=3", "--eval_iters=1",
+    "--max_new_tokens=6", "--temperature=0.7",
+]  # fmt: skip
+
+
+def run_ppo(tiny_run, folder, *flags, sft=None, rm=None):
+    parents = [f"--sft_experiment_dir={sft or tiny_run.sft}", f"--rm_experiment_dir={rm or tiny_run.rm}"]
+    return run_stage("ppo", folder, tiny_run.data, *parents, *SHORT, *PPO, *flags)
+
+
+def numbers(experiment):
+    """metrics.csv without what the clock says."""
+    return {name: column for name, column in read_metrics(experiment).items() if name not in CLOCK}
+
+
+def last(column):
+    return column[max(column)]
+
+
+def weights(folder):
+    return load_file(resolve_checkpoint(folder) / "model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# SFT
+
+
+@pytest.mark.parametrize("use_targets", [True, False])
+def test_sft_checkpoint_has_the_loss_that_was_logged(tiny_run, tmp_path, use_targets):
+    flags = [f"--model_name={tiny_run.model}", f"--use_targets={use_targets}", "--learning_rate=1e-2", *SHORT]
+    sft = run_stage("sft", tmp_path, tiny_run.data, *flags, "--micro_batch_size=2", "--max_new_tokens=4")
+    model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(sft)).eval().requires_grad_(False)
+    total, tokens = 0.0, 0
+    shard = open_shard(tiny_run.data / "finetune_validation.pt")
+    for record in (shard[i] for i in range(len(shard))):
+        ids = record.sequence()
+        logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        for place in range(len(record.prompt) if use_targets else 1, len(ids)):
+            total -= logprobs[place - 1, ids[place]].item()
+            tokens += 1
+    metrics = read_metrics(sft)
+    assert last(metrics["val/loss"]) == pytest.approx(total / tokens, rel=1e-5)
+    assert last(metrics["val/loss"]) < metrics["val/loss"][0]
+
+
+def test_exact_files_of_a_finished_sft_run(tiny_run):
+    checkpoint = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    found = files(tiny_run.sft)
+    events = {name for name in found if name.startswith("logs/events.out.tfevents")}
+    assert len(events) == 1
+    assert found - events == {
+        "args.json", "best", "latest", "metrics.csv", "samples.jsonl", "summary.json",
+        *(f"checkpoints/step-000002/{name}" for name in checkpoint),
+    }  # fmt: skip
+    assert not list(tiny_run.sft.rglob(".*"))
+    assert json.loads((tiny_run.sft / "summary.json").read_text())["steps"] == 2
+
+
+def test_exact_files_of_a_finished_rm_run(tiny_run):
+    checkpoint = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    found = {name for name in files(tiny_run.rm) if not name.startswith("logs/")}
+    assert found == {
+        "args.json", "best", "latest", "metrics.csv", "summary.json",
+        *(f"checkpoints/step-000002/{name}" for name in checkpoint),
+    }  # fmt: skip
+    content = json.loads((tiny_run.rm / "args.json").read_text())
+    assert content["stage"] == "rm"
+    assert content["parents"]["sft"]["path"] == str(resolve_checkpoint(tiny_run.sft))
+
+
+def test_checkpoints_follow_the_interval_and_best_is_the_best_of_them(tiny_run, tmp_path):
+    flags = [f"--model_name={tiny_run.model}", "--max_steps=5", "--save_interval=2", "--learning_rate=1e-2"]
+    flags += ["--max_new_tokens=2", "--lr_warmup_steps=1", "--log_interval=1"]
+    sft = run_stage("sft", tmp_path, tiny_run.data, *flags)
+    names = sorted(path.name for path in (sft / "checkpoints").iterdir())
+    assert names == ["step-000002", "step-000004", "step-000005"]
+    assert (sft / "latest").read_text().strip() == "step-000005"
+    metrics = read_metrics(sft)
+    # half the peak while it warms up, the peak, then a cosine over 0, 60, 120 and 180 degrees down to 1e-6
+    rates = {1: 5e-3, 2: 1e-2, 3: 1e-6 + 9999e-6 * 0.75, 4: 1e-6 + 9999e-6 * 0.25, 5: 1e-6}
+    assert metrics["info/lr"] == pytest.approx(rates)
+    losses = metrics["val/loss"]
+    best = min((2, 4, 5), key=lambda step: losses[step])
+    assert (sft / "best").read_text().strip() == f"step-{best:06d}"
+
+
+def test_a_run_that_only_gets_worse_still_has_a_best_checkpoint(tiny_run, tmp_path):
+    flags = [f"--model_name={tiny_run.model}", "--learning_rate=10", "--gradient_clip_val=100", *SHORT]
+    sft = run_stage("sft", tmp_path, tiny_run.data, *flags, "--max_new_tokens=2")
+    losses = read_metrics(sft)["val/loss"]
+    assert losses[2] > losses[0]
+    assert (sft / "best").read_text().strip() == "step-000002"
+
+
+# Reward model
+
+
+def prefix_scores(model, ids):
+    """Score of every prefix of a text, from the classifier as transformers gives it."""
+    return torch.stack([model(ids[None, : end + 1]).logits[0, 0] for end in range(len(ids))])
+
+
+@pytest.mark.parametrize(
+    "loss_type",
+    ["per_sample", "last_token", *(pytest.param(name, marks=pytest.mark.slow) for name in ("per_token", "average"))],
+)
+def test_rm_checkpoint_has_the_loss_and_accuracy_that_were_logged(tiny_run, tmp_path, loss_type):
+    flags = [f"--sft_experiment_dir={tiny_run.sft}", f"--loss_type={loss_type}", "--learning_rate=1e-2", *SHORT]
+    rm = run_stage("rm", tmp_path, tiny_run.data, *flags, "--micro_batch_size=2")
+    model = AutoModelForSequenceClassification.from_pretrained(resolve_checkpoint(rm)).eval().requires_grad_(False)
+    shard = open_shard(tiny_run.data / "preference_validation.pt")
+    losses, ends = [], []
+    for record in (shard[i] for i in range(len(shard))):
+        chosen, rejected = (record.sequence(i) for i in (0, 1))
+        better, worse = prefix_scores(model, chosen), prefix_scores(model, rejected)
+        start = next(i for i in range(len(chosen)) if chosen[i] != rejected[i])
+        margins = [
+            better[min(t, len(chosen) - 1)] - worse[min(t, len(rejected) - 1)]
+            for t in range(start, max(len(chosen), len(rejected)))
+        ]
+        losses.append(
+            {
+                "last_token": lambda better=better, worse=worse: -F.logsigmoid(better[-1] - worse[-1]),
+                "average": lambda better=better, worse=worse, start=start: (
+                    -F.logsigmoid(better[start:].mean() - worse[start:].mean())
+                ),
+            }.get(loss_type, lambda margins=margins: -F.logsigmoid(torch.stack(margins)).mean())()
+        )
+        ends.append((better[-1], worse[-1]))
+    metrics = {name: last(column) for name, column in read_metrics(rm).items()}
+    better, worse = torch.tensor(ends).unbind(1)
+    assert metrics["val/loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
+    assert metrics["val/acc"] == pytest.approx((better > worse).float().mean().item())
+    assert metrics["val/choosen_reward"] == pytest.approx(better.mean().item(), rel=1e-4, abs=1e-5)
+    assert metrics["val/rejected_reward"] == pytest.approx(worse.mean().item(), rel=1e-4, abs=1e-5)
+    assert metrics["val/reward_margin"] == pytest.approx((better - worse).mean().item(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_rm_starts_from_a_model_too(tiny_run, tmp_path):
+    rm = run_stage("rm", tmp_path, tiny_run.data, f"--model_name={tiny_run.model}", *SHORT)
+    assert json.loads((rm / "args.json").read_text())["parents"] == {}
+
+
+# PPO
+
+
+@contextmanager
+def watching():
+    """What the script holds: the frozen models as they were at the start, the actor, and every experience."""
+    seen = {"frozen": [], "experience": [], "updates": 0}
+    freeze, save, make, update = loop.freeze, loop.save_checkpoint, collect.make_experience, loop.optimizer_step
+
+    def freezing(fabric, model):
+        frozen = freeze(fabric, model)
+        seen["frozen"].append((frozen, {name: weight.clone() for name, weight in frozen.state_dict().items()}))
+        return frozen
+
+    def saving(fabric, experiment, step, model, tokenizer):
+        seen["actor"] = unwrap(model)
+        save(fabric, experiment, step, model, tokenizer)
+
+    def making(*args):
+        seen["experience"].append(make(*args))
+        return seen["experience"][-1]
+
+    def updating(*args):
+        seen["updates"] += 1
+        return update(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "freeze", freezing)
+        patch.setattr(loop, "save_checkpoint", saving)
+        patch.setattr(loop, "optimizer_step", updating)
+        patch.setattr(collect, "make_experience", making)
+        yield seen
+
+
+@pytest.fixture
+def watch():
+    with watching() as seen:
+        yield seen
+
+
+LEARNING = ["--actor_learning_rate=1e-3", "--critic_learning_rate=1e-3", "--adaptive_kl_coeff", "--kl_horizon=80"]
+
+
+@pytest.fixture(scope="module")
+def learning(tiny_run, tmp_path_factory):
+    """A short PPO run, and what it held."""
+    with watching() as seen:
+        return run_ppo(tiny_run, tmp_path_factory.mktemp("learning"), *LEARNING), seen
+
+
+def test_without_learning_every_ratio_is_one_and_every_loss_is_known(tiny_run, tmp_path, watch):
+    """Left padding, dropout in the configs, temperature, ragged micro-batches and several epochs at once."""
+    still = ["--actor_learning_rate=0", "--critic_learning_rate=0", "--ppo_epochs=3", "--normalize_advantages=False"]
+    ppo = run_ppo(tiny_run, tmp_path, *still, "--vf_coeff=0")
+    metrics = read_metrics(ppo)
+    assert watch["updates"] == 2 * 3 * 2 * 2  # rollouts, epochs, mini-batches, models
+    assert set(metrics["info/critic_grad_norm"].values()) == {0.0}  # vf_coeff scales the gradient, and not the loss
+    for step, experience in enumerate(watch["experience"], start=1):
+        mask = experience.rollout.response_mask
+        assert metrics["info/approx_kl"][step] == pytest.approx(0, abs=1e-9)
+        assert metrics["info/clip_fraction"][step] == 0
+        assert metrics["train/kl_div_mean"][step] == pytest.approx(0, abs=1e-6)
+        # at ratio 1 the policy loss is the mean advantage, and the value loss half the mean squared advantage
+        advantages = (experience.returns - experience.rollout.values)[mask]
+        assert metrics["train/actor_loss"][step] == pytest.approx(-advantages.mean().item(), rel=1e-4, abs=1e-6)
+        assert metrics["train/critic_loss"][step] == pytest.approx(advantages.square().mean().item() / 2, rel=1e-4)
+    for name in ("val/kl_div_mean", "val/kl_sequence"):
+        assert max(map(abs, metrics[name].values())) < 1e-6
+    assert set(metrics["info/kl_coeff"].values()) == {0.1}  # fixed
+    assert same(weights(ppo), weights(tiny_run.sft))
+
+
+def test_only_actor_and_critic_move(tiny_run, learning):
+    ppo, seen = learning
+    (reference, reference_before), (reward_model, reward_before) = seen["frozen"]
+    assert same(reference.state_dict(), reference_before)
+    assert same(reward_model.state_dict(), reward_before)
+    assert not reference.training
+    assert not reward_model.training
+    sft, after = weights(tiny_run.sft), weights(ppo)
+    assert same({name: reference_before[name] for name in sft}, sft)
+    assert not any(torch.equal(sft[name], after[name]) for name in sft)
+    metrics = read_metrics(ppo)
+    assert max(abs(metrics[name][0]) for name in ("val/kl_div_mean", "val/kl_sequence")) < 1e-6
+    assert metrics["val/kl_sequence"][2] != 0
+    assert metrics["info/critic_grad_norm"][1] > 0
+    assert all(math.isfinite(value) for column in metrics.values() for value in column.values())
+
+
+def test_every_token_pays_for_its_kl_at_the_coefficient_of_the_step(learning):
+    ppo, seen = learning
+    # the KL of the first step is 0, far below its target: error clipped to -0.2, eight samples of a horizon of 80
+    coefficient = 0.1 * (1 - 0.2 * 8 / 80)
+    assert read_metrics(ppo)["info/kl_coeff"] == pytest.approx({1: 0.1, 2: coefficient})
+    experience = seen["experience"][1]  # in the first rollout actor and reference are the same
+    rollout = experience.rollout
+    for row, length in enumerate(rollout.response_mask.sum(1).tolist()):
+        for place in range(length - 1):
+            kl = (rollout.logprobs - rollout.ref_logprobs)[row, place].item()
+            assert experience.rewards[row, place].item() == pytest.approx(-coefficient * kl, rel=1e-5)
+    assert (rollout.logprobs != rollout.ref_logprobs)[rollout.response_mask].all()
+
+
+def test_logged_scores_are_those_of_the_saved_reward_model(tiny_run, learning):
+    ppo, seen = learning
+    model = AutoModelForSequenceClassification.from_pretrained(resolve_checkpoint(tiny_run.rm)).eval()
+    model.requires_grad_(False)
+    metrics = read_metrics(ppo)
+    for step, experience in enumerate(seen["experience"], start=1):
+        rollout = experience.rollout
+        texts = [ids[mask] for ids, mask in zip(rollout.input_ids, rollout.attention_mask, strict=True)]
+        scores = torch.stack([model(text[None]).logits[0, 0] for text in texts])
+        torch.testing.assert_close(rollout.scores, scores, rtol=0, atol=2e-5)
+        assert metrics["train/reward_mean"][step] == pytest.approx(scores.mean().item(), abs=1e-5)
+        assert metrics["debug/reward_scores_max"][step] == pytest.approx(scores.max().item(), abs=2e-5)
+
+
+def test_the_saved_policy_is_the_trained_actor(tiny_run, learning):
+    ppo, seen = learning
+    loaded, info = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(ppo), output_loading_info=True)
+    assert not any(info.values())
+    assert same(loaded.state_dict(), seen["actor"].state_dict())
+    # the tokenizer went through two stages unchanged
+    assert fingerprint(load_tokenizer(str(resolve_checkpoint(ppo)))) == fingerprint(make_tokenizer())
+    files_of = [resolve_checkpoint(folder) / "tokenizer.json" for folder in (tiny_run.sft, ppo)]
+    assert files_of[0].read_bytes() == files_of[1].read_bytes()
+    found = {name for name in files(ppo) if not name.startswith("logs/")}
+    assert found == {name for name in files(tiny_run.sft) if not name.startswith("logs/")}
+
+
+def test_the_same_seed_gives_the_same_numbers_texts_and_weights(tiny_run, tmp_path, learning):
+    ppo, _ = learning
+    again = run_ppo(tiny_run, tmp_path, *LEARNING)
+    assert numbers(again) == numbers(ppo)
+    assert same(weights(again), weights(ppo))
+    assert (again / "samples.jsonl").read_text() == (ppo / "samples.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
+def test_same_seed_same_run_other_seed_other_run(tiny_run, tmp_path, stage):
+    flags = {
+        "sft": [f"--model_name={tiny_run.model}", "--max_new_tokens=4"],
+        "rm": [f"--sft_experiment_dir={tiny_run.sft}"],
+        "ppo": [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}", *PPO],
+    }[stage]
+    runs = [
+        run_stage(stage, tmp_path / name, tiny_run.data, *flags, *SHORT, f"--seed={seed}")
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    first, again, other = runs
+    assert numbers(first) == numbers(again)
+    assert same(weights(first), weights(again))
+    assert numbers(first) != numbers(other)
+    assert not same(weights(first), weights(other))
+    if stage != "rm":
+        texts = [(run / "samples.jsonl").read_text() for run in runs]
+        assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.slow
+def test_several_responses_per_prompt(tiny_run, tmp_path, watch):
+    run_ppo(tiny_run, tmp_path, "--num_return_sequences=2")
+    for experience in watch["experience"]:
+        rollout = experience.rollout
+        assert len(rollout.scores) == 16
+        texts = [ids[mask].tolist() for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)]
+        assert texts[0::2] == texts[1::2]  # each prompt twice in a row
+        assert any(len(set(map(tuple, pair))) == 2 for pair in rollout.response_ids.reshape(8, 2, -1).tolist())
+
+
+@pytest.mark.slow
+def test_an_epoch_rolls_out_every_prompt_once(tiny_run, tmp_path, watch):
+    run_ppo(tiny_run, tmp_path, "--max_steps=99", "--rollout_size=10", "--rollout_mini_batch_size=4")
+    sizes = [len(experience.rollout.scores) for experience in watch["experience"]]
+    assert sizes == [10, 10, 4]  # 24 prompts
+    shard = open_shard(tiny_run.data / "finetune_train.pt")
+    expected = sorted(shard[i].prompt.tolist() for i in range(len(shard)))
+    rollouts = [experience.rollout for experience in watch["experience"]]
+    prompts = [row[mask].tolist() for r in rollouts for row, mask in zip(r.prompt_ids, r.prompt_mask, strict=True)]
+    assert sorted(prompts) == expected
+
+
+def edited(experiment, folder, edit):
+    """A copy of an experiment whose model was changed."""
+    shutil.copytree(experiment, folder)
+    checkpoint = resolve_checkpoint(folder)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    edit(model)
+    model.save_pretrained(checkpoint)
+    return folder
+
+
+@torch.no_grad()
+def says_eos_only(model):
+    eos = model.transformer.wte.weight[2]
+    eos *= 10 / eos.norm()
+    model.transformer.ln_f.weight.zero_()
+    model.transformer.ln_f.bias.copy_(10 * eos)
+
+
+def test_a_policy_that_says_nothing(tiny_run, tmp_path, watch):
+    """Every response is EOS alone: finite numbers, said in the metrics, and no crash."""
+    sft = edited(tiny_run.sft, tmp_path / "mute" / "sft", says_eos_only)
+    ppo = run_ppo(tiny_run, tmp_path / "runs", sft=sft)
+    assert all((experience.rollout.response_ids == 2).all() for experience in watch["experience"])
+    metrics = read_metrics(ppo)
+    assert set(metrics["train/empty_percentage"].values()) == {100.0}
+    assert set(metrics["train/response_length"].values()) == {1.0}
+    assert all(math.isfinite(value) for column in metrics.values() for value in column.values())
+    assert all(torch.isfinite(weight).all() for weight in weights(ppo).values())
+
+
+@pytest.mark.slow
+def test_responses_that_never_end_are_cut_off_and_can_be_penalized(tiny_run, tmp_path, watch):
+    @torch.no_grad()
+    def never_ends(model):
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.copy_(-10 * model.transformer.wte.weight[2])
+
+    sft = edited(tiny_run.sft, tmp_path / "endless" / "sft", never_ends)
+    ppo = run_ppo(tiny_run, tmp_path / "runs", "--missing_eos_penalty=1000", "--clip_rewards=False", sft=sft)
+    assert set(read_metrics(ppo)["train/cut_off_percentage"].values()) == {100.0}
+    returns = watch["experience"][0].returns
+    assert returns.mean() < -500  # gamma 1: the penalty reaches every token
+    assert read_metrics(ppo)["train/reward_mean"][1] > -100  # the score itself is logged as the model gave it
+
+
+@pytest.mark.slow
+def test_bf16_starts_without_kl(tiny_run, tmp_path):
+    ppo = run_ppo(tiny_run, tmp_path, "--precision=bf16-mixed", "--actor_learning_rate=1e-3", "--ppo_epochs=2")
+    metrics = read_metrics(ppo)
+    assert metrics["val/kl_sequence"][0] == pytest.approx(0, abs=1e-6)
+    assert {weight.dtype for weight in weights(ppo).values()} == {torch.float32}
+    assert not same(weights(ppo), weights(tiny_run.sft))
+
+
+@pytest.mark.slow
+def test_prompts_of_their_own(tiny_run, tmp_path, watch):
+    shutil.copytree(tiny_run.data, tmp_path / "toy" / "own")
+    prompts = {split: [prompt for prompt, _ in toy_rows(8, seed)] for split, seed in (("train", 7), ("validation", 8))}
+    data = write_data(tmp_path / "toy" / "own", make_tokenizer(), prompt=prompts)
+    parents = [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}"]
+    run_stage("ppo", tmp_path / "runs", data, *parents, *PPO, "--max_steps=1")
+    rollout = watch["experience"][0].rollout
+    tokenizer = make_tokenizer()
+    seen = {tokenizer.decode(ids[mask][1:]) for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)}
+    assert seen == set(prompts["train"])
+
+
+# Evaluation
+
+
+def test_evaluate_compares_policies_on_the_same_prompts(tiny_run, tmp_path, learning, capsys):
+    ppo, _ = learning
+    (tmp_path / "gold.py").write_text("def score(prompt, response):\n    return float(len(response))\n")
+    gold = f"--gold_score={tmp_path / 'gold.py'}:score"
+    results = load_script("scripts/evaluate.py").main(
+        [
+            f"--data_dir={tiny_run.data}", f"--rm_experiment_dir={tiny_run.rm}", "--num_prompts=5", "--num_samples=2",
+            "--max_new_tokens=6", "--mini_batch_size=2", "--accelerator=cpu", gold,
+            f"--output={tmp_path / 'out.json'}", "--experiment_dirs", str(tiny_run.sft), str(ppo),
+        ]
+    )  # fmt: skip
+    assert list(results["summary"]) == ["sft", "ppo"]
+    assert results["summary"]["sft"]["KL to the reference (nats)"] == 0
+    assert results["summary"]["ppo"]["KL to the reference (nats)"] != 0
+    shard = open_shard(tiny_run.data / "finetune_test.pt")
+    prompts = [make_tokenizer().decode(shard[i].prompt[1:]) for i in range(5)]
+    for name, summary in results["summary"].items():
+        replies = results["replies"][name]
+        assert [reply["prompt"] for reply in replies] == prompts
+        assert summary["gold score"] == pytest.approx(sum(len(reply["text"]) for reply in replies) / 5)
+    assert results["reward_model"]["pairs"] == 8
+    output = capsys.readouterr().out
+    assert "toy: 5 held-out prompts (test split)" in output
+    assert "reward model: accuracy" in output
+    assert json.loads((tmp_path / "out.json").read_text())["summary"] == results["summary"]
+
+
+# Whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["opt", "llama", "neox"])
+def test_pipeline_of_other_architectures(tiny_run, tmp_path, kind):
+    model = save_causal(tmp_path / "model", kind, dropout=0.1)
+    sft = run_stage("sft", tmp_path, tiny_run.data, f"--model_name={model}", *SHORT, "--max_new_tokens=4")
+    rm = run_stage("rm", tmp_path, tiny_run.data, f"--sft_experiment_dir={sft}", *SHORT)
+    still = ["--actor_learning_rate=0", "--critic_learning_rate=0", "--ppo_epochs=2"]
+    metrics = read_metrics(run_ppo(tiny_run, tmp_path, *still, sft=sft, rm=rm))
+    assert max(map(abs, metrics["info/approx_kl"].values())) < 1e-9
+    assert max(map(abs, metrics["val/kl_sequence"].values())) < 1e-6
+
+
+@pytest.mark.slow
+def test_lora_through_all_stages_without_a_step_by_hand(tiny_run, tmp_path, watch):
+    lora = ["--finetune_mode=lora", "--lora_rank=4", "--lora_alpha=16", "--lora_dropout=0.1"]
+    fast = ["--learning_rate=3e-2", "--max_steps=4", "--lr_warmup_steps=0", "--log_interval=1"]
+    sft = run_stage(
+        "sft", tmp_path, tiny_run.data, f"--model_name={tiny_run.model}", *lora, *fast, "--max_new_tokens=4"
+    )
+    rm = run_stage("rm", tmp_path, tiny_run.data, f"--sft_experiment_dir={sft}", *lora, *fast)
+    ppo = run_ppo(tiny_run, tmp_path, *lora, "--actor_learning_rate=3e-2", "--ppo_epochs=2", sft=sft, rm=rm)
+    metrics = read_metrics(ppo)
+    # the reference is the merged SFT model, adapters included, and so is the actor at first
+    assert max(abs(metrics[name][0]) for name in ("val/kl_div_mean", "val/kl_sequence")) < 1e-6
+    assert metrics["val/kl_sequence"][2] != 0
+    base = load_file(tiny_run.model / "model.safetensors")
+    changed = [{name for name in base if not torch.equal(base[name], weights(run)[name])} for run in (sft, ppo)]
+    assert changed[0] == changed[1] != set()
+    assert all("c_attn.weight" in name for name in changed[0])
+    trunk = {name: weight for name, weight in weights(rm).items() if name != "score.weight"}
+    assert {name for name in trunk if not torch.equal(trunk[name], weights(sft)[name])} == changed[0]
+    ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
+    merged = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(ppo)).eval()
+    torch.testing.assert_close(merged(ids).logits, watch["actor"](input_ids=ids).logits, rtol=0, atol=1e-5)
+    assert files(resolve_checkpoint(ppo)) >= {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+
+
+@pytest.mark.slow
+def test_last_layer_through_all_stages(tiny_run, tmp_path):
+    flags = ["--finetune_mode=last_layer", "--learning_rate=1e-2", *SHORT]
+    sft = run_stage("sft", tmp_path, tiny_run.data, f"--model_name={tiny_run.model}", *flags, "--max_new_tokens=4")
+    rm = run_stage("rm", tmp_path, tiny_run.data, f"--sft_experiment_dir={sft}", *flags)
+    ppo = run_ppo(tiny_run, tmp_path, "--finetune_mode=last_layer", "--actor_learning_rate=1e-2", sft=sft, rm=rm)
+    base = load_file(tiny_run.model / "model.safetensors")
+    for run, changed in ((sft, {"transformer.wte.weight"}), (ppo, {"transformer.wte.weight"})):
+        assert {name for name in base if not torch.equal(base[name], weights(run)[name])} == changed
+    sft_weights, rm_weights = weights(sft), weights(rm)
+    assert all(torch.equal(sft_weights[name], rm_weights[name]) for name in rm_weights if name != "score.weight")
+
+
+@pytest.mark.slow
+def test_sft_learns_a_text_by_heart_and_stops_by_itself(tmp_path):
+    tokenizer = make_tokenizer()
+    rows = [("Human: name the tea. Assistant:", " red tea."), ("Human: name the bike. Assistant:", " blue.")]
+    data = write_data(tmp_path / "toy" / "two", tokenizer, finetune={"train": rows, "validation": rows})
+    model = save_causal(tmp_path / "model", "llama", hidden_size=32, initializer_range=0.1)
+    flags = [
+        "--epochs=60",
+        "--learning_rate=1e-2",
+        "--lr_warmup_steps=2",
+        "--mini_batch_size=2",
+        "--micro_batch_size=1",
+    ]
+    sft = run_stage(
+        "sft", tmp_path, data, f"--model_name={model}", *flags, "--use_targets=True", "--eval_interval=1000",
+        "--max_new_tokens=4",
+    )  # fmt: skip
+    assert last(read_metrics(sft)["val/loss"]) < 0.01
+    trained = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(sft)).eval()
+    for prompt, response in rows:
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(prompt)["input_ids"]]])
+        output = trained.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        reply = output[0, ids.shape[1] :].tolist()
+        assert reply[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(reply[:-1]) == response
+
+
+@pytest.mark.slow
+def test_the_toy_pipeline_learns(tmp_path):
+    """SFT imitates replies of every kind, the reward model tells good from bad, and PPO then says good."""
+    from helpers import write_toy_data
+
+    data = write_toy_data(tmp_path / "toy" / "words", train=64, held_out=24)
+    model = save_causal(tmp_path / "model", "llama", hidden_size=32, intermediate_size=64, initializer_range=0.1)
+    eight = ["--mini_batch_size=8", "--micro_batch_size=8", "--lr_warmup_steps=4"]
+    sft = run_stage(
+        "sft", tmp_path, data, f"--model_name={model}", "--epochs=8", "--learning_rate=1e-2", *eight,
+        "--use_targets=True", "--max_new_tokens=12",
+    )  # fmt: skip
+    rm = run_stage("rm", tmp_path, data, f"--sft_experiment_dir={sft}", "--epochs=4", "--learning_rate=5e-3", *eight)
+    assert last(read_metrics(rm)["val/acc"]) > 0.95
+    ppo = run_stage(
+        "ppo", tmp_path, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", "--epochs=6",
+        "--rollout_size=32", "--rollout_mini_batch_size=32", "--mini_batch_size=16", "--micro_batch_size=16",
+        "--actor_learning_rate=2e-3", "--critic_learning_rate=2e-3", "--init_kl_coeff=0.05", "--ppo_epochs=2",
+        "--max_new_tokens=12", "--log_interval=1",
+    )  # fmt: skip
+    metrics = read_metrics(ppo)
+    rewards, kl = metrics["val/reward_mean"], metrics["val/kl_sequence"]
+    assert abs(kl[0]) < 1e-6
+    assert last(rewards) > rewards[0] + 3  # good and bad are about ten apart
+    assert 0 < last(kl) < 20
+    assert last(metrics["info/explained_variance"]) > metrics["info/explained_variance"][1]

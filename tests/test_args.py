@@ -1,0 +1,529 @@
+import dataclasses
+import json
+import warnings
+
+import pytest
+from simple_parsing.conflicts import ConflictResolutionError
+
+from rlhf_stages import args as module
+from rlhf_stages.args import (
+    ChatArgs,
+    EvaluateArgs,
+    FabricArgs,
+    GenerationArgs,
+    ImportGgufArgs,
+    ModelArgs,
+    PPOArgs,
+    RMArgs,
+    RolloutArgs,
+    SFTArgs,
+    TextDataArgs,
+    TrainArgs,
+    parse,
+    run,
+)
+
+# What each group needs to be parsed at all
+REQUIRED = {
+    TextDataArgs: ["--destination_dir=d", "--tokenizer_name=t"],
+    ModelArgs: [],
+    FabricArgs: [],
+    GenerationArgs: [],
+    RolloutArgs: [],
+    TrainArgs: [],
+    SFTArgs: [],
+    RMArgs: [],
+    PPOArgs: ["--sft_experiment_dir=s", "--rm_experiment_dir=r"],
+    ChatArgs: ["model"],
+    ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
+    EvaluateArgs: ["--experiment_dirs", "e"],
+}
+FLAGS = [
+    (group, name)
+    for group in REQUIRED
+    for name, kind in group.__annotations__.items()  # those that the group itself declares
+    if kind in (bool, "bool")
+]
+
+
+def parsed(group, *argv):
+    (result,) = parse(group, argv=[*REQUIRED[group], *argv])
+    return result
+
+
+def refused(capsys, *argv, groups=(SFTArgs,)):
+    """The one-line reason with which a command line is refused."""
+    with pytest.raises(SystemExit) as stop:
+        parse(*groups, argv=[token for group in groups for token in REQUIRED[group]] + list(argv))
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "error: " in lines[-1]
+    return lines[-1].partition("error: ")[2]
+
+
+def config(tmp_path, text):
+    path = tmp_path / "flags.yaml"
+    path.write_text(text, encoding="utf-8")
+    return f"--config={path}"
+
+
+def test_every_group_is_tested_here():
+    groups = {value for value in vars(module).values() if dataclasses.is_dataclass(value)} - {module.Args}
+    assert groups == REQUIRED.keys()
+
+
+# --- spellings ---
+
+
+@pytest.mark.parametrize(("group", "name"), FLAGS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_boolean_takes_every_spelling(group, name):
+    needed = ["--finetune_mode=lora"] if name == "load_in_8bit" else []
+    spellings = {
+        (f"--{name}",): True,
+        (f"--{name}=True",): True,
+        (f"--{name}=1",): True,
+        (f"--{name}", "true"): True,
+        (f"--{name}=False",): False,
+        (f"--{name}", "false"): False,
+        (f"--{name}=0",): False,
+        (f"--no_{name}",): False,
+    }
+    for spelling, expected in spellings.items():
+        assert getattr(parsed(group, *needed, *spelling), name) is expected, spelling
+
+
+def test_a_boolean_with_another_value_is_refused(capsys):
+    assert "received 'maybe'" in refused(capsys, "--use_targets=maybe")
+
+
+def test_model_name_or_path_is_another_name_of_model_name():
+    assert parsed(ModelArgs, "--model_name=a").model_name == "a"
+    assert parsed(ModelArgs, "--model_name_or_path=a").model_name == "a"
+    assert parsed(ModelArgs, "--model_name_or_path", "a", "--model_name", "b").model_name == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q_proj,v_proj", ["q_proj", "v_proj"]),
+        ("q_proj, v_proj", ["q_proj", "v_proj"]),
+        ("('q_proj','v_proj')", ["q_proj", "v_proj"]),
+        ('["q_proj", "v_proj"]', ["q_proj", "v_proj"]),
+        ("('q_proj',)", ["q_proj"]),
+        ("('q_proj')", ["q_proj"]),
+        (" c_attn ", ["c_attn"]),
+        ("all-linear", "all-linear"),
+    ],
+)
+def test_lora_targets_takes_every_spelling(text, expected):
+    assert parsed(ModelArgs, "--finetune_mode=lora", f"--lora_targets={text}").lora_target_modules == expected
+
+
+def test_lora_targets_may_be_left_to_peft():
+    assert parsed(ModelArgs, "--finetune_mode=lora").lora_target_modules is None
+
+
+def test_per_token_is_per_sample():
+    assert parsed(RMArgs, "--loss_type=per_token").reward_loss == "per_sample"
+    for name in ("per_sample", "last_token", "average"):
+        assert parsed(RMArgs, f"--loss_type={name}").reward_loss == name
+
+
+def test_the_model_to_chat_with_is_named_once(capsys):
+    assert parsed(ChatArgs).source == "model"
+    assert parse(ChatArgs, argv=["--model=x"])[0].source == "x"
+    assert "name one model: chat.py PATH" in refused(capsys, "--model=x", groups=[ChatArgs])
+    with pytest.raises(SystemExit):
+        parse(ChatArgs, argv=[])
+    assert "name one model" in capsys.readouterr().err
+
+
+# --- defaults ---
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (
+            TextDataArgs,
+            {
+                "stage": "finetune", "max_length": 512, "max_prompt_length": 256, "num_samples": None,
+                "mask_prompt": True, "ignore_index": -1, "remove_same_responses": True, "remove_same_inputs": True,
+                "minimum_response_length": 2, "save_skipped_examples": False, "shuffle": True, "seed": 42,
+                "validation_percentage": 0.1,
+            },
+        ),
+        (
+            ModelArgs,
+            {
+                "trust_remote_code": False, "load_in_8bit": False, "disable_dropout": False, "finetune_mode": "all",
+                "lora_targets": None, "lora_rank": 8, "lora_alpha": 1.0, "lora_dropout": 0.0,
+            },
+        ),
+        (
+            SFTArgs,
+            {
+                "data_dir": "data", "seed": 42, "epochs": 1, "save_interval": 500, "eval_interval": 100,
+                "log_interval": 5, "eval_iters": None, "mini_batch_size": 4, "micro_batch_size": 4,
+                "gradient_clip_val": 1.0, "weight_decay": 0.0, "optimizer": "AdamW", "optimizer_eps": 1e-6,
+                "optimizer_beta1": 0.9, "optimizer_beta2": 0.95, "label_smoothing": 0.0, "use_targets": False,
+                "learning_rate": 1e-4, "lr_warmup_steps": 100,
+            },
+        ),
+        (
+            RMArgs,
+            {
+                "sft_experiment_dir": None, "learning_rate": 1e-4, "lr_warmup_steps": 100,
+                "loss_type": "per_sample",
+            },
+        ),
+        (
+            PPOArgs,
+            {
+                "rollout_size": 128, "rollout_mini_batch_size": 32, "ppo_epochs": 1, "normalize_rewards": True,
+                "normalize_advantages": True, "adaptive_kl_coeff": False, "clip_rewards": True,
+                "reward_clip_value": 5.0, "init_kl_coeff": 0.1, "target_kl_coeff": 0.1, "clip_coeff": 0.2,
+                "vf_coeff": 0.1, "gae_gamma": 1.0, "gae_lambd": 0.95, "actor_learning_rate": 1e-6,
+                "critic_learning_rate": 1e-6,
+            },
+        ),
+        (
+            GenerationArgs,
+            {
+                "max_new_tokens": 128, "num_beams": 1, "do_sample": True, "top_k": 50, "top_p": 1.0,
+                "temperature": 1.0, "num_return_sequences": 1,
+            },
+        ),
+        (RolloutArgs, {"max_new_tokens": 128, "do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_defaults_are_those_of_the_first_rlhf_scripts(group, expected):
+    result = parsed(group)
+    assert {name: getattr(result, name) for name in expected} == expected
+
+
+def test_values_arrive_with_their_types_and_groups_stay_apart():
+    sft, model, generation, fabric = parse(
+        SFTArgs, ModelArgs, GenerationArgs, FabricArgs,
+        argv=["--learning_rate", "3e-5", "--max_steps=7", "--lora_alpha=2", "--finetune_mode=lora", "--top_k=0",
+              "--devices=2", "--precision=bf16-mixed"],
+    )  # fmt: skip
+    assert (sft.learning_rate, sft.max_steps, model.lora_alpha, model.finetune_mode) == (3e-5, 7, 2.0, "lora")
+    assert (generation.top_k, fabric.devices, fabric.precision) == (0, "2", "bf16-mixed")
+    assert parsed(EvaluateArgs, "f", "g").experiment_dirs == ["e", "f", "g"]
+
+
+def test_groups_that_share_a_flag_are_refused_and_not_renamed():
+    with pytest.raises(ConflictResolutionError, match="--seed"):
+        parse(SFTArgs, TextDataArgs, argv=REQUIRED[TextDataArgs])
+
+
+def test_arguments_are_facts():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parsed(SFTArgs).seed = 1
+
+
+def test_help_names_every_flag_with_its_comment(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(PPOArgs, ModelArgs, RolloutArgs, FabricArgs, argv=["--help"], description="What it does.")
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for group in (PPOArgs, ModelArgs, RolloutArgs, FabricArgs):
+        for field in dataclasses.fields(group):
+            assert f"--{field.name}" in text
+    assert "What it does." in text
+    assert "Prompts per rollout and device (default: 128)" in text
+    assert "--model_name_or_path" in text
+    assert "--config" in text
+
+
+# --- derived values ---
+
+
+def test_run_name_is_that_of_the_experiment_or_else_of_the_data():
+    assert parsed(SFTArgs, "--experiment_name=mine", "--data_dir=data/hh/opt").run_name == "mine"
+    assert parsed(SFTArgs, "--data_dir=data/hh/opt/").run_name == "opt"
+
+
+def test_stage_shares_sum_to_1():
+    assert parsed(TextDataArgs).stage_shares == {"finetune": 0.5, "preference": 0.5, "prompt": 0.0}
+    result = parsed(TextDataArgs, "--stage_split=2,4,4", "--stage=prompt")
+    assert result.stage_shares == pytest.approx({"finetune": 0.2, "preference": 0.4, "prompt": 0.4})
+
+
+# --- config file ---
+
+
+def test_a_config_file_gives_flags_and_the_command_line_wins(tmp_path):
+    file = config(
+        tmp_path,
+        "learning_rate: 1e-5\nmini_batch_size: 8\nuse_targets: yes\noptimizer: Adam\nmax_steps: null\nseed: 0\n"
+        "experiment_name: 'a b'\n",
+    )
+    result = parsed(SFTArgs, file)
+    assert (result.learning_rate, result.mini_batch_size, result.use_targets) == (1e-5, 8, True)
+    assert (result.optimizer, result.max_steps, result.seed, result.experiment_name) == ("Adam", None, 0, "a b")
+    for argv in ([file, "--seed=3", "--no_use_targets"], ["--seed=3", "--use_targets", "false", file]):
+        result = parsed(SFTArgs, *argv)
+        assert (result.seed, result.use_targets, result.mini_batch_size) == (3, False, 8)
+
+
+def test_a_config_file_may_be_named_as_two_words_and_supplies_required_flags(tmp_path):
+    path = config(tmp_path, "sft_experiment_dir: s\nrm_experiment_dir: r\nmodel_name_or_path: m\n").partition("=")[2]
+    ppo, model = parse(PPOArgs, ModelArgs, argv=["--config", path])
+    assert (ppo.sft_experiment_dir, ppo.rm_experiment_dir, model.model_name) == ("s", "r", "m")
+
+
+def test_a_config_list_names_lora_targets(tmp_path):
+    result = parsed(ModelArgs, config(tmp_path, "finetune_mode: lora\nlora_targets: [q_proj, v_proj]\n"))
+    assert result.lora_target_modules == ["q_proj", "v_proj"]
+
+
+def test_an_empty_config_file_changes_nothing(tmp_path):
+    assert parsed(SFTArgs, config(tmp_path, "# nothing yet\n")) == parsed(SFTArgs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat: 1\n", "unknown flag 'learning_rat'; did you mean learning_rate?"),
+        ("xyzzy: 1\n", "unknown flag 'xyzzy'"),
+        ("1: 2\n", "unknown flag 1"),
+        ("- seed\n", "expected `flag: value` lines, got list"),
+        ("seed\n", "expected `flag: value` lines, got str"),
+    ],
+)
+def test_a_config_file_of_something_else_is_refused(tmp_path, capsys, text, message):
+    reason = refused(capsys, config(tmp_path, text))
+    assert reason.startswith(f"--config {tmp_path / 'flags.yaml'}: ")
+    assert reason.endswith(message)
+
+
+@pytest.mark.parametrize("content", [b"seed: [1\n", b"a: b: c\n", b"\xff\xfe\x00", b"\tseed: 1\n"])
+def test_a_config_file_that_is_no_yaml_is_refused(tmp_path, capsys, content):
+    (tmp_path / "flags.yaml").write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        parse(SFTArgs, argv=[f"--config={tmp_path / 'flags.yaml'}"])
+    assert stop.value.code == 2
+    assert f"error: --config {tmp_path / 'flags.yaml'}: " in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_not_there_is_refused(tmp_path, capsys):
+    assert "No such file" in refused(capsys, f"--config={tmp_path / 'none.yaml'}")
+
+
+def test_a_wrong_value_in_a_config_file_is_refused_like_one_on_the_command_line(tmp_path, capsys):
+    assert "--epochs: invalid int value: 'many'" in refused(capsys, config(tmp_path, "epochs: many\n"))
+    assert "--epochs lies between 1" in refused(capsys, config(tmp_path, "epochs: 0\n"))
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--epochs=x", "argument --epochs: invalid int value: 'x'"),
+        ("--epochs", "argument --epochs: expected one argument"),
+        ("--optimizer=SGD", "invalid choice: 'SGD'"),
+        ("--nope=1", "unrecognized arguments: --nope=1"),
+        ("--epoch=3", "unrecognized arguments: --epoch=3"),  # no abbreviations: a flag added later would break them
+        ("--epochs=0", "--epochs lies between"),
+        ("--max_steps=0", "--max_steps lies between"),
+        ("--eval_iters=0", "--eval_iters lies between"),
+        ("--gradient_clip_val=-1", "--gradient_clip_val lies between"),
+        ("--save_interval=0", "--save_interval lies between"),
+        ("--eval_interval=-1", "--eval_interval lies between"),
+        ("--log_interval=0", "--log_interval lies between"),
+        ("--mini_batch_size=0", "--mini_batch_size lies between"),
+        ("--micro_batch_size=0", "--micro_batch_size lies between"),
+        ("--mini_batch_size=8 --micro_batch_size=3", "--micro_batch_size 3 must divide --mini_batch_size 8"),
+        ("--mini_batch_size=2 --micro_batch_size=4", "--micro_batch_size 4 must divide --mini_batch_size 2"),
+    ],
+)
+def test_training_refuses(capsys, argv, message):
+    for group in (SFTArgs, RMArgs, PPOArgs):
+        assert message in refused(capsys, *argv.split(), groups=[group])
+
+
+def test_micro_batches_that_divide_are_taken():
+    result = parsed(SFTArgs, "--mini_batch_size=8", "--micro_batch_size=2")
+    assert (result.mini_batch_size, result.micro_batch_size) == (8, 2)
+
+
+@pytest.mark.parametrize("flag", ["--lora_targets=q_proj", "--lora_rank=4", "--lora_alpha=16", "--lora_dropout=0.1"])
+@pytest.mark.parametrize("mode", ["all", "last_layer"])
+def test_lora_flags_are_refused_without_lora(capsys, flag, mode):
+    name = flag.partition("=")[0]
+    reason = refused(capsys, f"--finetune_mode={mode}", flag, groups=[ModelArgs])
+    assert reason == f"{name} only act with --finetune_mode=lora"
+    parsed(ModelArgs, "--finetune_mode=lora", flag)
+
+
+def test_several_lora_flags_are_named_together(capsys):
+    reason = refused(capsys, "--lora_rank=4", "--lora_alpha=16", groups=[ModelArgs])
+    assert reason.startswith("--lora_rank --lora_alpha only act")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--lora_rank=0 --finetune_mode=lora", "--lora_rank lies between 1"),
+        ("--load_in_8bit", "--load_in_8bit only acts with --finetune_mode=lora"),
+        ("--finetune_mode=head", "invalid choice: 'head'"),
+    ],
+)
+def test_model_refuses(capsys, argv, message):
+    assert message in refused(capsys, *argv.split(), groups=[ModelArgs])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--max_new_tokens=0", "--max_new_tokens lies between"),
+        ("--temperature=0", "--temperature lies between"),
+        ("--temperature=nan", "--temperature lies between"),
+        ("--top_p=0", "--top_p lies between"),
+        ("--top_p=1.1", "--top_p lies between"),
+        ("--top_k=-1", "--top_k lies between"),
+    ],
+)
+def test_generation_refuses(capsys, argv, message):
+    for group in (GenerationArgs, RolloutArgs, ChatArgs):
+        assert message in refused(capsys, argv, groups=[group])
+
+
+@pytest.mark.parametrize("argv", ["--top_k=50", "--top_p=0.9", "--do_sample=False", "--no_do_sample", "--num_beams=2"])
+def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
+    assert "in PPO: rollouts must come from the actor's own distribution" in refused(capsys, argv, groups=[RolloutArgs])
+    parsed(GenerationArgs, argv)
+    parsed(RolloutArgs, "--temperature=0.7", "--num_return_sequences=2", "--max_new_tokens=3")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            "--rollout_size=16 --rollout_mini_batch_size=17",
+            "--rollout_mini_batch_size 17 is not in 1..--rollout_size 16",
+        ),
+        ("--rollout_mini_batch_size=0", "--rollout_mini_batch_size lies between"),
+        (
+            "--rollout_size=16 --rollout_mini_batch_size=4 --mini_batch_size=32",
+            "--mini_batch_size 32 is larger than --rollout_size 16",
+        ),
+        ("--ppo_epochs=0", "--ppo_epochs lies between"),
+        ("--clip_coeff=-1", "--clip_coeff lies between"),
+        ("--init_kl_coeff=-1", "--init_kl_coeff lies between"),
+        ("--gae_gamma=7", "--gae_gamma lies between"),
+        ("--adaptive_kl_coeff --target_kl_coeff=0", "--target_kl_coeff lies between"),
+        ("--target_kl_coeff=1", "--target_kl_coeff only act with --adaptive_kl_coeff"),
+        ("--clip_rewards=False --reward_clip_value=1", "--reward_clip_value needs --clip_rewards"),
+        (
+            "--rollout_size=7 --rollout_mini_batch_size=7",
+            "--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got 7",
+        ),
+    ],
+)
+def test_ppo_refuses(capsys, argv, message):
+    assert message in refused(capsys, *argv.split(), groups=[PPOArgs])
+
+
+def test_ppo_takes_what_is_just_allowed():
+    parsed(PPOArgs, "--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=8", "--micro_batch_size=8")
+    parsed(PPOArgs, "--rollout_size=4", "--rollout_mini_batch_size=4", "--normalize_rewards=False")
+
+
+@pytest.mark.parametrize("missing", ["--sft_experiment_dir", "--rm_experiment_dir"])
+def test_ppo_needs_both_parents(capsys, missing):
+    with pytest.raises(SystemExit) as stop:
+        parse(PPOArgs, argv=[token for token in REQUIRED[PPOArgs] if not token.startswith(missing)])
+    assert stop.value.code == 2
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--validation_percentage=1", "--validation_percentage lies between"),
+        ("--validation_percentage=-0.1", "--validation_percentage lies between"),
+        ("--test_percentage=10", "--test_percentage lies between"),
+        ("--max_prompt_length=0", "--max_prompt_length lies between"),
+        ("--max_length=257", "leaves no room for a response after --max_prompt_length 256; raise it to at least 258"),
+        ("--num_workers=0", "--num_workers must be at least 1, got 0"),
+        ("--num_samples=0", "--num_samples lies between"),
+        ("--stage=prompt", "--stage_split 1,1,0 gives --stage prompt none"),
+        ("--stage_split=0,1,1", "--stage_split 0,1,1 gives --stage finetune none"),
+        ("--stage_split=1,2", "--stage_split takes three weights such as 2,4,4, got '1,2'"),
+        ("--stage_split=a,b,c", "--stage_split takes three weights such as 2,4,4, got 'a,b,c'"),
+        ("--stage_split=2,-1,1", "--stage_split takes three weights such as 2,4,4, got '2,-1,1'"),
+        ("--stage_split=0,0,0", "--stage_split takes three weights such as 2,4,4, got '0,0,0'"),
+        ("--stage=rm", "invalid choice: 'rm'"),
+    ],
+)
+def test_data_preparation_refuses(capsys, argv, message):
+    assert message in refused(capsys, argv, groups=[TextDataArgs])
+
+
+def test_data_preparation_takes_what_is_just_allowed():
+    parsed(TextDataArgs, "--max_length=258", "--validation_percentage=0", "--test_percentage=0", "--num_workers=1")
+
+
+# --- run ---
+
+
+@pytest.fixture
+def _plain_warnings(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+
+
+@pytest.mark.usefixtures("_plain_warnings")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad --x"),
+        FileNotFoundError("no a.pt"),
+        FileExistsError("b is there"),
+        json.JSONDecodeError("x", "", 0),
+    ],
+)
+def test_run_turns_a_users_error_into_one_line_and_exit_code_2(capsys, error):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+@pytest.mark.usefixtures("_plain_warnings")
+def test_run_keeps_the_traceback_of_a_fault_of_ours():
+    def main():
+        raise KeyError("not the user's")
+
+    with pytest.raises(KeyError, match="not the user's"):
+        run(main)
+
+
+@pytest.mark.usefixtures("_plain_warnings")
+def test_run_prints_warnings_without_source_lines():
+    run(lambda: None)
+    assert warnings.formatwarning("cut to 3", UserWarning, "optim.py", 7) == "warning: cut to 3\n"
+
+
+@pytest.mark.parametrize("argv", ["--learning_rate=-1", "--lr_warmup_steps=-5", "--label_smoothing=3"])
+def test_supervised_fine_tuning_refuses(capsys, argv):
+    assert f"{argv.split('=')[0]} lies between" in refused(capsys, argv, groups=[SFTArgs])
+
+
+def test_a_negated_flag_with_a_value_does_not_pass_for_success(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(PPOArgs, argv=["--no_clip_rewards=True", "--sft_experiment_dir=a", "--rm_experiment_dir=b"])
+    assert stop.value.code == 2
+
+
+def test_sampling_flags_are_refused_without_sampling(capsys):
+    message = "--top_p only act when sampling, not with --do_sample=False"
+    assert message in refused(capsys, "--do_sample=False", "--top_p=0.5", groups=[GenerationArgs])

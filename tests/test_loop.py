@@ -1,0 +1,601 @@
+import copy
+import subprocess
+import sys
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import (
+    ROOT,
+    left_padded,
+    make_tokenizer,
+    read_metrics,
+    right_padded,
+    run_stage,
+    save_causal,
+    save_classifier,
+    toy_rows,
+    write_data,
+    write_toy_data,
+)
+from torch import nn
+
+from rlhf_stages import loop
+from rlhf_stages.args import FabricArgs, ModelArgs, PPOArgs, TrainArgs
+from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_preference
+from rlhf_stages.data.info import DataInfo
+from rlhf_stages.data.shards import Record, ShardWriter, open_shard
+from rlhf_stages.data.tokenizer import encode_prompt
+from rlhf_stages.functional.losses import REWARD_LOSSES, gather_logprobs, policy_loss, sft_loss, value_loss
+from rlhf_stages.models.forward import response_logits, text_logits
+from rlhf_stages.models.loading import load_causal, load_scalar
+from rlhf_stages.rollout.collect import make_experience, score_responses
+from rlhf_stages.rollout.generation import Responses
+
+PAD, IGNORE = 3, -1
+
+
+@pytest.fixture
+def fabric():
+    return loop.start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
+
+
+def rank_of(rank, world_size):
+    """As much of a Fabric as the order of the data needs."""
+    return SimpleNamespace(global_rank=rank, world_size=world_size, device=torch.device("cpu"))
+
+
+def prompt_shard(folder, count):
+    """Prompt i is [i + 1] * (i + 1)."""
+    writer = ShardWriter()
+    for i in range(count):
+        writer.add([i + 1] * (i + 1), [[50]])
+    writer.save(folder / "shard.pt")
+    return open_shard(folder / "shard.pt")
+
+
+def collate_numbers(records):
+    return PromptBatch(*left_padded([record.prompt.tolist() for record in records], 0))
+
+
+def drawn(batch):
+    return batch.input_ids[:, -1].tolist()
+
+
+# Order of the data
+
+
+windows = partial(loop.epoch_windows, micro=2, seed=7, epoch=0)
+
+
+def flat(steps):
+    return [index for step in steps for micro in step for index in micro]
+
+
+def test_nothing_is_dropped_and_the_last_step_is_smaller():
+    steps = windows(10, mini=4)
+    assert sorted(flat(steps)) == list(range(10))
+    assert [[len(micro) for micro in step] for step in steps] == [[2, 2], [2, 2], [2]]
+
+
+def test_a_micro_batch_does_not_reach_into_the_next_step():
+    steps = loop.epoch_windows(11, mini=6, micro=6, seed=0, epoch=0)
+    assert [[len(micro) for micro in step] for step in steps] == [[6], [5]]
+    steps = loop.epoch_windows(7, mini=3, micro=2, seed=0, epoch=0)
+    assert [[len(micro) for micro in step] for step in steps] == [[2, 1], [2, 1], [1]]
+    assert sorted(flat(steps)) == list(range(7))
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_two_ranks_share_the_samples(count):
+    ranks = [windows(count, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
+    assert len(flat(ranks[0])) == len(flat(ranks[1])) == (count + 1) // 2
+    assert [len(step) for step in ranks[0]] == [len(step) for step in ranks[1]]  # no rank waits for another
+    together = flat(ranks[0]) + flat(ranks[1])
+    assert set(together) == set(range(count))
+    assert len(together) - len(set(together)) == count % 2  # one sample comes twice where the count is odd
+
+
+def test_a_step_sees_the_same_samples_however_many_ranks_there_are():
+    one = windows(12, mini=4)
+    two = [windows(12, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
+    four = [windows(12, mini=1, rank=rank, world_size=4) for rank in range(4)]
+    for ranks in (two, four):
+        for step, expected in enumerate(one):
+            assert sorted(flat([ranks_steps[step] for ranks_steps in ranks])) == sorted(flat([expected]))
+
+
+def test_more_ranks_than_samples():
+    ranks = [windows(2, mini=4, rank=rank, world_size=5) for rank in range(5)]
+    assert [len(flat(steps)) for steps in ranks] == [1] * 5
+    assert {index for steps in ranks for index in flat(steps)} == {0, 1}
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    order = partial(loop.epoch_windows, 30, mini=4, micro=2)
+    assert order(seed=1, epoch=0) == order(seed=1, epoch=0)
+    seen = {tuple(flat(order(seed=seed, epoch=epoch))) for seed in range(3) for epoch in range(3)}
+    assert len(seen) == 9
+
+
+def plan_of(fabric, count, **changes):
+    args = TrainArgs(**{"mini_batch_size": 4, "micro_batch_size": 2, **changes})
+    return loop.Plan(fabric, args, count, mini=args.mini_batch_size, micro=args.micro_batch_size)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_plan_walks_every_record_once_per_epoch(tmp_path, fabric, workers):
+    plan = plan_of(fabric, 10, epochs=2, num_workers=workers)
+    steps = list(plan.steps(prompt_shard(tmp_path, 10), collate_numbers))
+    assert plan.total_steps == len(steps) == 6
+    epochs = [[number for step in part for batch in step for number in drawn(batch)] for part in (steps[:3], steps[3:])]
+    assert all(sorted(epoch) == list(range(1, 11)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert [[len(batch.input_ids) for batch in step] for step in steps[:3]] == [[2, 2], [2, 2], [2]]
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 4, 6, 99])
+def test_plan_stops_at_max_steps_with_the_same_beginning(tmp_path, fabric, max_steps):
+    shard = prompt_shard(tmp_path, 10)
+    everything = [
+        [drawn(batch) for batch in step] for step in plan_of(fabric, 10, epochs=2).steps(shard, collate_numbers)
+    ]
+    plan = plan_of(fabric, 10, epochs=2, max_steps=max_steps)
+    steps = [[drawn(batch) for batch in step] for step in plan.steps(shard, collate_numbers)]
+    assert steps == everything[:max_steps]
+    assert plan.total_steps == min(max_steps, 6)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(3, None), (4, None), (3, 2), (1, 5), (100, None)])
+def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit):
+    shard = prompt_shard(tmp_path, 11)
+    seen = [
+        drawn(batch)
+        for rank in (0, 1)
+        for batch in loop.validation_batches(shard, size, collate_numbers, rank_of(rank, 2), limit)
+    ]
+    numbers = [number for batch in seen for number in batch]
+    assert sorted(numbers) == list(range(1, 12))[: None if limit is None else size * limit]
+    assert max(map(len, seen)) <= size
+    alone = loop.validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
+    assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
+
+
+def test_no_validation_shard_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"no .*preference_validation\.pt: nothing is validated"):
+        shard = loop.open_validation(tmp_path, "preference_validation.pt", responses=2, vocab_size=10)
+    assert shard is None
+    assert list(loop.validation_batches(shard, 2, collate_numbers, rank_of(0, 1), None)) == []
+
+
+def test_prompts_of_their_own_come_before_those_of_fine_tuning(tmp_path):
+    assert loop.prompt_shard_name(tmp_path, "validation") == "finetune_validation.pt"
+    (tmp_path / "prompt_train.pt").touch()
+    assert loop.prompt_shard_name(tmp_path, "validation") == "prompt_validation.pt"
+
+
+def test_what_is_due():
+    assert [step for step in range(1, 8) if loop.is_due(step, 3, total_steps=7)] == [3, 6, 7]
+    assert [step for step in range(1, 4) if loop.is_due(step, 500, total_steps=3)] == [3]
+
+
+def test_padding_by_hand():
+    batches = [
+        SimpleNamespace(attention_mask=torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()),
+        SimpleNamespace(attention_mask=torch.tensor([[1, 1]]).bool()),
+    ]
+    assert loop.padding(batches).item() == pytest.approx(40.0)  # 4 of 10 places
+
+
+# Devices
+
+
+def test_seeds_of_ranks_are_far_apart(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(loop, "seed_everything", lambda seed, verbose: seeds.append(seed))
+    loop.start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=42)
+    assert seeds == [42]
+    assert loop.SEED_STRIDE == 100_003
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "what"), [("cuda", "1", "CUDA"), ("nonsense", "1", "nonsense"), ("cpu", "0", "0")]
+)
+def test_devices_that_are_not_there_are_one_error(accelerator, devices, what):
+    if accelerator == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    with pytest.raises(ValueError, match=f"--accelerator={accelerator} --devices={devices}: .*{what}"):
+        loop.start_fabric(FabricArgs(accelerator=accelerator, devices=devices), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ddp"),
+    [
+        ({"devices": "2"}, True),
+        ({"devices": "0,1"}, True),
+        ({"devices": "1", "num_nodes": 2}, True),
+        ({"devices": "1", "strategy": "ddp"}, True),
+        ({"devices": "1"}, False),
+        ({"devices": "auto"}, False),
+    ],
+)
+def test_several_devices_do_not_broadcast_buffers(flags, ddp):
+    strategy = loop._strategy(FabricArgs(accelerator="cpu", **flags))
+    assert (strategy != "auto") == ddp
+    assert not ddp or strategy._ddp_kwargs == {"broadcast_buffers": False}
+
+
+# Accumulation
+
+
+def texts(count, seed=0):
+    """Prompts of 1 to 4 tokens, responses of 1 to 6."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(low, high):
+        return torch.randint(5, 90, (int(torch.randint(low, high, (), generator=generator)),), generator=generator)
+
+    def record():
+        prompt, better, worse = torch.cat([torch.tensor([1]), ids(0, 4)]), ids(0, 6), torch.cat([ids(0, 6), end])
+        return Record(prompt, (better, worse), (False, False))
+
+    end = torch.tensor([91])
+    return [record() for _ in range(count)]
+
+
+class SFT:
+    """Loss of stage 1 on eight texts."""
+
+    def __init__(self, folder):
+        self.model = load_causal(save_causal(folder), make_tokenizer(), ModelArgs())
+
+    def batches(self, sizes):
+        records = iter(texts(8))
+        for size in sizes:
+            yield collate_finetune(
+                [next(records) for _ in range(size)],
+                pad_token_id=PAD, ignore_index=IGNORE, use_targets=True, mask_prompt=True,
+            )  # fmt: skip
+
+    def count(self, batch):
+        return (batch.targets[:, 1:] != IGNORE).sum()
+
+    def loss_sum(self, model, batch):
+        return sft_loss(text_logits(model, batch.input_ids, batch.attention_mask), batch.targets, IGNORE)[0]
+
+
+class RM:
+    """Loss of stage 2 on eight pairs."""
+
+    def __init__(self, folder, loss="per_sample"):
+        self.model = load_scalar(save_causal(folder), make_tokenizer(), ModelArgs(), trained_head=False)
+        self.loss = REWARD_LOSSES[loss]
+
+    def batches(self, sizes):
+        records = iter(texts(8, seed=1))
+        for size in sizes:
+            yield collate_preference([next(records) for _ in range(size)], pad_token_id=PAD)
+
+    def count(self, batch):
+        return torch.tensor(len(batch.better))
+
+    def loss_sum(self, model, batch):
+        scores = model(batch.input_ids, batch.attention_mask)
+        better, worse = batch.better, batch.worse
+        return self.loss(scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse])[0]
+
+
+class Actor:
+    """Policy loss of stage 3 on eight responses."""
+
+    def __init__(self, folder):
+        tokenizer, args = make_tokenizer(), ModelArgs(disable_dropout=True)
+        self.model = load_causal(save_causal(folder / "a"), tokenizer, args)
+        self.critic = load_scalar(save_classifier(folder / "c"), tokenizer, args, trained_head=True)
+        records = texts(8, seed=2)
+        prompts = PromptBatch(*left_padded([record.prompt.tolist() for record in records], PAD))
+        responses = Responses(
+            *right_padded([record.responses[1].tolist() for record in records], PAD), torch.ones(8, dtype=torch.bool)
+        )
+        other = load_causal(save_causal(folder / "b", seed=1), tokenizer, args)
+        models = {"actor": self.model, "reference": other, "critic": self.critic, "reward_model": self.critic}
+        rollout = score_responses(prompts, responses, **models, temperature=0.7)
+        flags = PPOArgs(sft_experiment_dir="", rm_experiment_dir="")
+        self.experience = make_experience(rollout, flags, kl_coeff=0.1)
+
+    def batches(self, sizes):
+        rows = iter(range(8))
+        for size in sizes:
+            yield self.experience.select(torch.tensor([next(rows) for _ in range(size)]))
+
+    def count(self, batch):
+        return batch.rollout.response_mask.sum()
+
+    def loss_sum(self, model, batch):
+        r = batch.rollout
+        logits = response_logits(model, r.input_ids, r.attention_mask, r.response_ids.shape[1])
+        logprobs = gather_logprobs(logits, r.response_ids, 0.7)
+        return policy_loss(logprobs, r.logprobs, batch.advantages, r.response_mask, 0.2)[0]
+
+
+class Critic(Actor):
+    """Value loss of stage 3 on eight responses."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.model = self.critic
+
+    def loss_sum(self, model, batch):
+        r = batch.rollout
+        values = model(r.input_ids, r.attention_mask)[:, -r.response_ids.shape[1] - 1 : -1]
+        return value_loss(values, r.values, batch.returns, r.response_mask, 0.2)[0]
+
+
+def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
+    """Losses, gradient norms and parameters of three steps over the same eight samples.
+
+    SGD: where a gradient is 0 but for rounding (the bias of attention keys), Adam makes whole steps of it.
+    """
+    model = copy.deepcopy(stage.model)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    losses, norms = [], []
+    for _ in range(3):
+        batches = list(stage.batches(sizes))
+        loss, total = loop.accumulate(fabric, model, batches, partial(stage.loss_sum, model), stage.count, weight)
+        assert total == sum(stage.count(batch) for batch in batches)
+        losses.append(loss)
+        norms.append(loop.optimizer_step(fabric, model, optimizer, clip))
+    return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", [SFT, RM, partial(RM, loss="average"), Actor, Critic])
+def test_a_step_is_the_same_however_it_is_cut(tmp_path, fabric, stage):
+    stage = stage(tmp_path)
+    losses, norms, parameters = three_steps(fabric, stage, [8])
+    assert losses[0] != losses[2]
+    for sizes in ([1] * 8, [3, 4, 1]):
+        other_losses, other_norms, other_parameters = three_steps(fabric, stage, sizes)
+        torch.testing.assert_close(other_losses, losses, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other_norms, norms, rtol=1e-5, atol=1e-6)
+        for ours, theirs in zip(parameters, other_parameters, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_the_loss_is_the_mean_over_all_tokens(tmp_path, fabric):
+    """Against cross-entropy of every text on its own, token by token."""
+    stage = SFT(tmp_path)
+    total, tokens = 0.0, 0
+    for record in texts(8):
+        ids = record.sequence()
+        logprobs = torch.log_softmax(stage.model(ids[None]).logits[0].double(), -1)
+        for place in range(len(record.prompt), len(ids)):
+            total -= logprobs[place - 1, ids[place]].item()
+            tokens += 1
+    losses, _, _ = three_steps(fabric, stage, [5, 3])
+    assert losses[0].item() == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_weight_scales_the_gradient_and_not_the_loss(tmp_path, fabric):
+    stage = Critic(tmp_path)
+    losses, norms, _ = three_steps(fabric, stage, [4, 4])
+    weighted_losses, weighted_norms, _ = three_steps(fabric, stage, [4, 4], weight=0.1)
+    torch.testing.assert_close(weighted_losses[0], losses[0])
+    torch.testing.assert_close(weighted_norms[0], 0.1 * norms[0])
+
+
+class Rank:
+    """One of two devices: what the other one brings to each sum is known beforehand."""
+
+    device, world_size = torch.device("cpu"), 2
+
+    def __init__(self, others):
+        self.others = iter(others)
+        self.brought = []
+
+    def all_reduce(self, value, reduce_op):
+        assert reduce_op == "sum"
+        self.brought.append(value)
+        return value + next(self.others, 0)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def no_backward_sync(self, model, enabled):
+        return nullcontext()
+
+
+@pytest.mark.parametrize("stage", [SFT, RM, Actor, Critic])
+def test_the_mean_gradient_of_two_ranks_is_that_of_one(tmp_path, stage):
+    stage = stage(tmp_path)
+
+    def gradients(fabric, batches):
+        stage.model.zero_grad()
+        loss, _ = loop.accumulate(fabric, stage.model, batches, partial(stage.loss_sum, stage.model), stage.count)
+        return loss, [parameter.grad.clone() for parameter in stage.model.parameters()]
+
+    one = Rank([])
+    one.world_size = 1
+    loss, expected = gradients(one, list(stage.batches([8])))
+    halves = [list(stage.batches([2, 3, 3]))[:1], list(stage.batches([2, 3, 3]))[1:]]
+    counts = [sum(stage.count(batch) for batch in half) for half in halves]
+    assert counts[0] != counts[1]
+    parts, brought = [], []
+    for half, other in zip(halves, reversed(counts), strict=True):
+        rank = Rank([other])
+        parts.append(gradients(rank, half)[1])
+        brought.append(rank.brought[1])
+    torch.testing.assert_close(sum(brought), loss, rtol=1e-5, atol=1e-6)
+    for wanted, *both in zip(expected, *parts, strict=True):
+        torch.testing.assert_close(sum(both) / 2, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_all_but_the_last_micro_batch_skip_the_synchronization(tmp_path):
+    stage, enabled = SFT(tmp_path), []
+
+    class Watching(Rank):
+        def no_backward_sync(self, model, enabled):
+            calls.append(enabled)
+            return nullcontext()
+
+    calls = enabled
+    batches = list(stage.batches([3, 3, 2]))
+    loop.accumulate(Watching([]), stage.model, batches, partial(stage.loss_sum, stage.model), stage.count)
+    assert calls == [True, True, False]
+
+
+def test_a_step_in_which_nothing_counts(fabric):
+    model = fabric.setup_module(nn.Linear(2, 1))
+    batch = torch.ones(1, 2)
+    loss, total = loop.accumulate(fabric, model, [batch], lambda b: (0 * model(b)).sum(), lambda b: torch.tensor(0))
+    assert (loss.item(), total.item()) == (0.0, 1)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(fabric):
+    model = nn.Linear(2, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    before = [parameter.clone() for parameter in model.parameters()]
+    loop.accumulate(fabric, model, [torch.full((1, 2), torch.inf)], lambda b: model(b).sum(), lambda b: torch.tensor(1))
+    with pytest.raises(FloatingPointError, match=r"the actor's gradient norm is (inf|nan); lower the learning rate"):
+        loop.optimizer_step(fabric, model, optimizer, 1.0, "actor's")
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_clipping_by_hand(fabric):
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data.zero_()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    (model(torch.tensor([[3.0, 4.0]]))).sum().backward()  # gradient (3, 4), norm 5
+    assert loop.optimizer_step(fabric, model, optimizer, clip=1.0).item() == pytest.approx(5.0)
+    assert model.weight[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-4)
+    assert model.weight.grad is None
+
+
+# The experiment folder
+
+
+@pytest.fixture
+def info(tmp_path):
+    return DataInfo(tmp_path / "data" / "toy" / "tiny", "toy", "tiny", None, None, True, -1, {"dataset": "toy"})
+
+
+def open_it(fabric, info, tmp_path, **changes):
+    args = TrainArgs(data_dir=str(info.path), log_dir=str(tmp_path / "experiments"), **changes)
+    return loop.open_experiment(fabric, args, info, "sft", {"train_args": args})
+
+
+def test_the_folder_is_named_after_dataset_run_and_stage(fabric, info, tmp_path):
+    assert open_it(fabric, info, tmp_path).dir == tmp_path / "experiments" / "toy" / "tiny" / "sft"
+    named = open_it(fabric, info, tmp_path, experiment_name="mine")
+    assert named.dir == tmp_path / "experiments" / "toy" / "mine" / "sft"
+
+
+def test_an_existing_run_is_one_error_on_every_process(fabric, info, tmp_path):
+    folder = open_it(fabric, info, tmp_path).dir
+    with pytest.raises(ValueError, match=rf"^{folder} holds a run already; .*--experiment_name.*--overwrite$"):
+        open_it(fabric, info, tmp_path)
+    follower = SimpleNamespace(is_global_zero=False, broadcast=lambda problem: f"{folder} holds a run already")
+    with pytest.raises(ValueError, match="holds a run already"):
+        open_it(follower, info, tmp_path)
+    assert open_it(fabric, info, tmp_path, overwrite=True).dir == folder
+
+
+def test_freeze_is_for_reading_only(fabric, tmp_path):
+    model = loop.freeze(fabric, load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs()).train())
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_only_the_first_process_saves_and_finishes(tmp_path):
+    waited = []
+    follower = SimpleNamespace(is_global_zero=False, barrier=lambda: waited.append(True))
+    experiment = SimpleNamespace(dir=tmp_path)  # has no other attribute: touching it would raise
+    loop.save_checkpoint(follower, experiment, 1, nn.Linear(1, 1), make_tokenizer())
+    assert loop.finish(follower, experiment, {}, "") == tmp_path
+    assert waited == [True, True]
+
+
+def test_a_single_device_does_not_warn(tmp_path, fabric):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        three_steps(fabric, SFT(tmp_path), [4, 4])
+
+
+# Two processes
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """All stages on two processes; the validation prompts of PPO are fewer than the processes."""
+    folder = tmp_path_factory.mktemp("two")
+    data = write_toy_data(folder / "toy" / "tiny", held_out=7)
+    prompts = [prompt for prompt, _ in toy_rows(24)]
+    write_data(data, make_tokenizer(), prompt={"train": prompts, "validation": prompts[:1]})
+    save_causal(folder / "model", dropout=0.1)
+    script = [sys.executable, str(ROOT / "tests" / "two_processes.py"), str(folder)]
+    result = subprocess.run(script, capture_output=True, text=True, check=False, timeout=240)
+    assert result.returncode == 0, result.stderr
+    ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
+    return SimpleNamespace(folder=folder, data=data, ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_two_processes_train_as_one_does(two, tmp_path, stage):
+    import two_processes
+
+    start = {
+        "sft": [f"--model_name={two.folder / 'model'}", "--max_new_tokens=4", *two_processes.SFT],
+        "rm": [f"--sft_experiment_dir={two.folder / 'two' / 'toy' / 'tiny' / 'sft'}", *two_processes.RM],
+    }[stage]
+    one = read_metrics(run_stage(stage, tmp_path, two.data, *start, "--mini_batch_size=4", "--micro_batch_size=4"))
+    other = read_metrics(two.folder / "two" / "toy" / "tiny" / stage)
+    assert one.keys() == other.keys()
+    clock = ("info/time", "info/elapsed_seconds", "info/tokens_per_seconds", "info/padding_percentage")
+    for name in one.keys() - set(clock):
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_two_processes_hold_the_same_weights_and_different_samples(two):
+    for one, other in zip(*(rank["models"] for rank in two.ranks), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    seen = []
+    for step in (0, 1):
+        parts = [rank["experience"][step] for rank in two.ranks]
+        prompts = [
+            [tuple(ids[mask].tolist()) for ids, mask in zip(part["prompt_ids"], part["prompt_mask"], strict=True)]
+            for part in parts
+        ]
+        assert [len(part) for part in prompts] == [(8, 4)[step]] * 2  # 12 of the 24 prompts each
+        seen += prompts[0] + prompts[1]
+        assert parts[0]["response_ids"].tolist() != parts[1]["response_ids"].tolist()
+        advantages = [part["advantages"][part["response_mask"]] for part in parts]
+        together = torch.cat(advantages)
+        assert together.mean().item() == pytest.approx(0, abs=1e-5)
+        assert together.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+        assert abs(advantages[0].mean()) > 1e-3  # whitened over both, not each on its own
+    assert sorted(seen) == sorted(
+        tuple(encode_prompt(make_tokenizer(), prompt)) for prompt, _ in toy_rows(24)
+    )  # every prompt once
+
+
+@pytest.mark.slow
+def test_two_processes_log_the_numbers_of_both(two):
+    metrics = read_metrics(two.folder / "two" / "toy" / "tiny" / "ppo")
+    for step in (1, 2):
+        scores = torch.cat([rank["experience"][step - 1]["scores"] for rank in two.ranks])
+        assert metrics["train/reward_mean"][step] == pytest.approx(scores.mean().item(), abs=1e-5)
+        assert metrics["debug/reward_scores_max"][step] == pytest.approx(scores.max().item(), abs=1e-5)
+        assert metrics["debug/reward_scores_std"][step] == pytest.approx(scores.std(correction=0).item(), rel=1e-3)
+    assert sorted(metrics["val/reward_mean"]) == [0, 2]  # one prompt: the second process had nothing to validate
+    assert abs(metrics["val/kl_sequence"][0]) < 1e-6
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_error(two):
+    messages = [rank["existing"] for rank in two.ranks]
+    assert messages[0] == messages[1]
+    assert "holds a run already" in messages[0]

@@ -1,0 +1,125 @@
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import read_metrics
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlhf_stages.args import FabricArgs, SFTArgs
+from rlhf_stages.experiment import Experiment
+from rlhf_stages.loop import start_fabric
+from rlhf_stages.tracking import Averages, Tracker, distribution
+
+
+@pytest.fixture
+def fabric():
+    return start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return Experiment.create(tmp_path / "run", stage="sft", overwrite=False, arguments={}, parents={})
+
+
+def test_means_are_weighted_and_start_anew(fabric):
+    averages = Averages(fabric)
+    averages.update({"loss": torch.tensor(1.0), "other": 5.0}, weight=torch.tensor(3))
+    averages.update({"loss": 5.0}, weight=1)
+    assert averages.compute() == {"loss": 2.0, "other": 5.0}  # (3 * 1 + 1 * 5) / 4
+    assert averages.compute() == {}
+    averages.update({"loss": 7.0})
+    assert averages.compute() == {"loss": 7.0}
+
+
+def test_a_value_without_weight_counts_nothing(fabric):
+    averages = Averages(fabric)
+    averages.update({"loss": 100.0}, weight=0)
+    averages.update({"loss": 2.0}, weight=5)
+    assert averages.compute() == {"loss": 2.0}
+
+
+def test_nan_is_an_error_with_a_name(fabric):
+    with pytest.raises(FloatingPointError, match=r"train/loss is not a number \(NaN\); lower the learning rate"):
+        Averages(fabric).update({"train/loss": math.nan})
+
+
+def test_a_device_that_saw_nothing_takes_part(fabric):
+    """The names are those of the first device; the others add nothing where they have nothing."""
+    follower = SimpleNamespace(device=fabric.device, broadcast=lambda names: ["val/loss", "val/acc"])
+    averages = Averages(follower)
+    averages.update({"val/acc": 0.5})
+    means = averages.compute()
+    assert list(means) == ["val/loss", "val/acc"]
+    assert means["val/acc"] == 0.5
+    assert averages._metrics["val/loss"].update_called is False  # reset: ready for the next round
+
+
+def test_distribution_by_hand(fabric):
+    numbers = distribution("debug/scores", torch.tensor([1.0, 2.0, 6.0]), fabric)
+    assert numbers == pytest.approx(
+        {
+            "debug/scores_mean": 3.0,
+            "debug/scores_std": math.sqrt(14 / 3),  # deviations -2 -1 3
+            "debug/scores_min": 1.0,
+            "debug/scores_max": 6.0,
+        }
+    )
+
+
+def test_standard_deviation_far_from_zero(fabric):
+    # in float32 the difference of the squares would be noise
+    assert distribution("x", 10_000 + torch.tensor([0.0, 0.2]), fabric)["x_std"] == pytest.approx(0.1, rel=0.01)
+
+
+def test_metrics_go_to_csv_and_tensorboard(fabric, experiment):
+    tracker = Tracker(experiment, fabric, total_steps=4, arguments={"train_args": SFTArgs(seed=7)})
+    tracker.log({"val/loss": 3.0}, 0)
+    tracker.log({"train/loss": 2.5, "info/lr": 1e-4}, 2)
+    tracker.log({"val/loss": 1.5}, 4)
+    tracker.close()
+    metrics = read_metrics(experiment.dir)
+    assert metrics["val/loss"] == {0: 3.0, 4: 1.5}
+    assert metrics["train/loss"] == {2: 2.5}
+    assert sorted(metrics["info/elapsed_seconds"]) == [0, 2, 4]
+    board = EventAccumulator(str(experiment.dir / "logs")).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("val/loss")] == [(0, 3.0), (4, 1.5)]
+    assert sorted(path.name for path in experiment.dir.iterdir()) == ["args.json", "checkpoints", "logs", "metrics.csv"]
+
+
+def test_the_bar_shows_what_matters(fabric, experiment, capsys):
+    tracker = Tracker(experiment, fabric, total_steps=2, arguments={})
+    tracker.log({"train/loss": 2.5, "train/kl_sequence": 0.25, "info/lr": 1e-4}, 1)
+    tracker.advance()
+    tracker.log({"val/loss": 1.25}, 2)
+    tracker.message("a line")
+    tracker.advance()
+    tracker.close()
+    output, bar = capsys.readouterr()
+    assert output == "a line\n"
+    assert "loss=2.5 kl=0.25 val_loss=1.25" in bar
+    assert "lr=" not in bar
+
+
+def test_samples(fabric, experiment):
+    tracker = Tracker(experiment, fabric, total_steps=1, arguments={})
+    tracker.log_sample("example_sample", 3, "the <prompt>", " the reply", score=0.5)
+    tracker.close()
+    assert json.loads((experiment.dir / "samples.jsonl").read_text()) == {
+        "step": 3, "name": "example_sample", "prompt": "the <prompt>", "response": " the reply", "score": 0.5,
+    }  # fmt: skip
+    board = EventAccumulator(str(experiment.dir / "logs")).Reload()
+    assert "info/example_sample/text_summary" in board.Tags()["tensors"]
+
+
+def test_other_processes_write_nothing(fabric, experiment, capsys):
+    follower = SimpleNamespace(is_global_zero=False, device=fabric.device)
+    tracker = Tracker(experiment, follower, total_steps=1, arguments={"train_args": SFTArgs()})
+    tracker.log({"train/loss": 1.0}, 1)
+    tracker.log_sample("example_sample", 1, "a", "b")
+    tracker.message("a line")
+    tracker.advance()
+    tracker.close()
+    assert sorted(path.name for path in experiment.dir.iterdir()) == ["args.json", "checkpoints"]
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,52 @@
+"""Run by test_loop.py as a script: all stages on two gloo processes, and what each process held of them."""
+
+import sys
+from pathlib import Path
+
+import torch
+from helpers import run_stage
+
+from rlhf_stages import loop
+from rlhf_stages.args import FabricArgs
+from rlhf_stages.models.forward import unwrap
+from rlhf_stages.rollout import collect
+
+# with --mini_batch_size=4 --micro_batch_size=4 on one process the steps see the same samples
+TWO = ["--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_size=1"]
+SFT = ["--max_steps=3", "--learning_rate=1e-2", "--disable_dropout", "--log_interval=1", "--eval_interval=2"]
+RM = [*SFT, "--loss_type=per_sample"]
+PPO = [
+    "--max_steps=2", "--rollout_size=8", "--rollout_mini_batch_size=5", "--max_new_tokens=6", "--log_interval=1",
+    "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--eval_iters=1",
+]  # fmt: skip
+
+
+def main(folder):
+    """Run SFT, RM and PPO; leave `rank<r>.pt` with each process's models and experience."""
+    fabric = loop.start_fabric(FabricArgs(accelerator="cpu", devices="2", strategy="ddp"), seed=42)
+    held = {"models": [], "experience": []}
+    save, make = loop.save_checkpoint, collect.make_experience
+
+    def saving(fabric, experiment, step, model, tokenizer):
+        held["models"].append({name: weight.clone() for name, weight in unwrap(model).state_dict().items()})
+        save(fabric, experiment, step, model, tokenizer)
+
+    def making(*args):
+        experience = make(*args)
+        held["experience"].append({**vars(experience.rollout), **vars(experience), "rollout": None})
+        return experience
+
+    loop.save_checkpoint, collect.make_experience = saving, making
+    data, model, runs = folder / "toy" / "tiny", folder / "model", folder / "two"
+    sft = run_stage("sft", runs, data, f"--model_name={model}", *TWO, *SFT, "--max_new_tokens=4")
+    rm = run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
+    run_stage("ppo", runs, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO)
+    try:
+        run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
+    except ValueError as error:
+        held["existing"] = str(error)
+    torch.save(held, folder / f"rank{fabric.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
