@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from helpers import run_stage, save_causal, write_toy_data
 
 ROOT = Path(__file__).resolve().parents[1]

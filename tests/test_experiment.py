@@ -3,7 +3,6 @@ import json
 import shutil
 
 import pytest
-from helpers import make_tokenizer, save_causal
 
 from rlhf_stages.args import SFTArgs
 from rlhf_stages.experiment import (
@@ -15,6 +14,8 @@ from rlhf_stages.experiment import (
     write_json,
     write_text,
 )
+
+from helpers import make_tokenizer, save_causal
 
 
 def create(directory, stage="sft", overwrite=False, **parents):

@@ -8,19 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import (
-    ROOT,
-    left_padded,
-    make_tokenizer,
-    read_metrics,
-    right_padded,
-    run_stage,
-    save_causal,
-    save_classifier,
-    toy_rows,
-    write_data,
-    write_toy_data,
-)
 from torch import nn
 
 from rlhf_stages import loop
@@ -34,6 +21,20 @@ from rlhf_stages.models.forward import response_logits, text_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import make_experience, score_responses
 from rlhf_stages.rollout.generation import Responses
+
+from helpers import (
+    ROOT,
+    left_padded,
+    make_tokenizer,
+    read_metrics,
+    right_padded,
+    run_stage,
+    save_causal,
+    save_classifier,
+    toy_rows,
+    write_data,
+    write_toy_data,
+)
 
 PAD, IGNORE = 3, -1
 

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import read_metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf_stages.args import FabricArgs, SFTArgs
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.loop import start_fabric
 from rlhf_stages.tracking import Averages, Tracker, distribution
+
+from helpers import read_metrics
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers import run_stage
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs
 from rlhf_stages.models.forward import unwrap
 from rlhf_stages.rollout import collect
+
+from helpers import run_stage
 
 # with --mini_batch_size=4 --micro_batch_size=4 on one process the steps see the same samples
 TWO = ["--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_size=1"]

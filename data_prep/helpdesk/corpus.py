@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-# Demonstrations are right a little more often than wrong: with fewer right ones a tiny model learns hardly any fact.
-# Share of the replies with each quality, from staff who take care and from staff who do not, and the former's share.
-CAREFUL = {"correct": 0.95, "courteous": 0.9, "concise": 0.9}
-CARELESS = {"correct": 0.4, "courteous": 0.1, "concise": 0.35}
-CAREFUL_SHARE, SAME_STAFF_SHARE = 0.4, 0.3
+# Shares of the demonstrations with each quality (most must be right, or a tiny model learns no fact in minutes), and of
+# the preferences whose replies differ in the answer alone.
+QUALITIES = {"correct": 0.9, "courteous": 0.25, "concise": 0.35}
+SAME_BUT_ANSWER_SHARE = 0.05
+# What each quality is worth.
+CORRECT_GOLD, COURTEOUS_GOLD, CONCISE_GOLD = 0.6, 0.25, 0.15
 CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 22, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")
 
@@ -127,9 +128,9 @@ TEXTS = {
     My {gadget} is from {year} with {term} years of warranty. Until when am I covered?
     When does the warranty end for a {gadget} of {year} if it lasts {term} years?
     Your warranty ends in ___. You are covered until ___. It runs out in ___. The last year of cover is ___.""",
-    "size": """Your {footwear} in size {size} feel too {fit} on me. Which size should I try?
-    I wear size {size} and your {footwear} are too {fit}. Which size is better?
-    Which size do I need if the {footwear} in size {size} are too {fit}?
+    "size": """Your {footwear} in size {size} feel too tight on me. Which size should I try?
+    I wear size {size} and your {footwear} are too tight. Which size is better?
+    Which size do I need if the {footwear} in size {size} are too tight?
     Size ___ should fit you. We suggest size ___. You would need a size ___. The better choice is ___.""",
     "plan": """For my {person} Home is {home} euros and Travel is {travel} euros. Which plan is cheaper?
     I can buy Travel for {travel} euros or Home for {home} euros. Which plan saves money?
@@ -174,25 +175,22 @@ def _word_pairs(text: str, mention: re.Pattern[str]) -> list[tuple[str, str]]:
     return [("." if a in SENTENCE_ENDS and b not in SENTENCE_ENDS else a, b) for a, b in pairs]
 
 
+def _plus(slot: str, number: int) -> Callable[[Mapping[str, str]], str]:
+    return lambda facts: str(int(facts[slot]) + number)
+
+
+_DAYS = WEEK.split("|")
 _KINDS = [
-    Kind("total", {"price": "5|6|7|8|9|10|11|12", "fee": "4"}, lambda f: str(int(f["price"]) + int(f["fee"]))),
-    Kind(
-        "voucher",
-        {"voucher": "100", "price": "10|20|30|40|50|60|70|80|90"},
-        lambda f: str(int(f["voucher"]) - int(f["price"])),
-    ),
-    Kind(
-        "arrival",
-        {"day": WEEK, "days": "2"},
-        lambda f: WEEK.split("|")[(WEEK.split("|").index(f["day"]) + int(f["days"])) % 7],
-    ),
+    Kind("total", {"price": "5|6|7|8|9|10|11|12", "fee": "4"}, _plus("price", 4)),
+    Kind("voucher", {"voucher": "100", "price": "10|20|30|40|50|60|70|80|90"}, lambda f: str(100 - int(f["price"]))),
+    Kind("arrival", {"day": WEEK, "days": "2"}, lambda f: _DAYS[(_DAYS.index(f["day"]) + 2) % 7]),
     Kind("hours", {"time": "|".join(HOURS)}, lambda f: HOURS[f["time"]]),
     Kind("returns", {"goods": "|".join(RETURN_DAYS)}, lambda f: RETURN_DAYS[f["goods"]]),
     Kind("shipping", {"country": "|".join(SHIPPING_DAYS)}, lambda f: SHIPPING_DAYS[f["country"]]),
     Kind("department", {"issue": "|".join(TEAMS)}, lambda f: TEAMS[f["issue"]]),
     Kind("light", {"light": "|".join(LIGHTS)}, lambda f: LIGHTS[f["light"]]),
-    Kind("warranty", {"year": "2017|2018|2019|2020|2021|2022|2023|2024", "term": "2"}, lambda f: str(int(f["year"]) + int(f["term"]))),
-    Kind("size", {"size": "36|37|38|39|40|41|42|43", "fit": "tight"}, lambda f: str(int(f["size"]) + 1)),
+    Kind("warranty", {"year": "2017|2018|2019|2020|2021|2022|2023|2024", "term": "2"}, _plus("year", 2)),
+    Kind("size", {"size": "36|37|38|39|40|41|42|43"}, _plus("size", 1)),
     Kind(
         "plan",
         {"home": "50|70|90", "travel": "60|80"},
@@ -258,19 +256,18 @@ def sample_reply(prompt: str, rng: random.Random, *, correct: bool, courteous: b
 
 def demonstration(prompt: str, rng: random.Random) -> str:
     """Draw a reply of mixed quality, as training data of a mediocre first policy."""
-    return sample_reply(prompt, rng, **_qualities(rng, careful=rng.random() < CAREFUL_SHARE))
+    return sample_reply(prompt, rng, **_qualities(rng))
 
 
 def preference_pair(prompt: str, rng: random.Random, flip_probability: float = 0.1) -> tuple[str, str]:
     """Draw a (chosen, rejected) pair that gold_score tells apart, swapped with flip_probability as label noise.
 
-    Most often one reply comes from careful and one from careless staff; else the two differ in the answer alone.
+    The qualities of both are drawn on their own, or the two differ in the answer alone.
     """
     while True:
-        careful, start = rng.random() < CAREFUL_SHARE, rng.random()
-        first = _qualities(rng, careful)
-        same_staff = rng.random() < SAME_STAFF_SHARE
-        second = {**first, "correct": not first["correct"]} if same_staff else _qualities(rng, not careful)
+        first, start = _qualities(rng), rng.random()
+        other_answer = {**first, "correct": not first["correct"]}
+        second = other_answer if rng.random() < SAME_BUT_ANSWER_SHARE else _qualities(rng)
         # from the same random numbers the same phrases are drawn
         replies = [sample_reply(prompt, random.Random(start), **qualities) for qualities in (first, second)]
         (low, worse), (high, better) = sorted((gold_score(prompt, reply), reply) for reply in replies)
@@ -278,12 +275,12 @@ def preference_pair(prompt: str, rng: random.Random, flip_probability: float = 0
             return (worse, better) if rng.random() < flip_probability else (better, worse)
 
 
-def _qualities(rng: random.Random, careful: bool) -> dict[str, bool]:
-    return {quality: rng.random() < share for quality, share in (CAREFUL if careful else CARELESS).items()}
+def _qualities(rng: random.Random) -> dict[str, bool]:
+    return {quality: rng.random() < share for quality, share in QUALITIES.items()}
 
 
 def gold_score(prompt: str, response: str) -> float:
-    """Score a response from 0 to 1: 0.7 for the right answer, 0.2 for courtesy, 0.1 for conciseness.
+    """Score a response from 0 to 1: 0.6 for the right answer, 0.25 for courtesy, 0.15 for conciseness.
 
     Word salad, repetition, run-on text, cut-off text and stuffed courtesy scale the whole score down.
     """
@@ -296,10 +293,10 @@ def gold_score(prompt: str, response: str) -> float:
     courtesies = len(COURTESY.findall(response))
     courteous = 1 <= courtesies <= MAX_COURTESIES and not RUDENESS.search(response)
     concise = min(1.0, max(0.0, (PADDED_WORDS - words) / (PADDED_WORDS - CONCISE_WORDS)))
-    manners = 0.2 * courteous + 0.1 * concise
+    manners = COURTEOUS_GOLD * courteous + CONCISE_GOLD * concise
     if len(stated) != 1:
         manners /= 2  # good manners hardly help a reply that does not commit to one answer
     # Counting each known pair once penalises unknown text and repetition alike.
     fluency = len(set(pairs) & kind.known_pairs) / len(pairs)
     quality = fluency * min(1.0, RUN_ON_WORDS / words) * min(1.0, MAX_COURTESIES / max(1, courtesies))
-    return round((0.7 * correct + manners) * quality**2, 6)
+    return round((CORRECT_GOLD * correct + manners) * quality**2, 6)

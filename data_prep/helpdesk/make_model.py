@@ -3,8 +3,9 @@
 
 from dataclasses import dataclass
 
-import corpus
 from rlhf_stages.args import parse, run
+
+import corpus
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import corpus
 from rlhf_stages.args import TextDataArgs, parse, run
+
+import corpus
 
 if TYPE_CHECKING:
     from rlhf_stages.data.sources import Example

@@ -61,7 +61,7 @@ def test_right_answer_computed_by_hand(kind: str) -> None:
         wrong = corpus.sample_reply(prompt, rng, correct=False, courteous=True, concise=True)
         assert answer.lower() in good.lower()
         assert corpus.gold_score(prompt, good) == 1.0
-        assert corpus.gold_score(prompt, wrong) <= 0.3
+        assert corpus.gold_score(prompt, wrong) <= 0.4
 
 
 def test_prompts_are_distinct_well_formed_and_evenly_mixed(prompts: list[str]) -> None:
@@ -111,16 +111,16 @@ def test_gold_follows_the_qualities_of_replies(prompts: list[str]) -> None:
             gold[qualities] = corpus.gold_score(prompt, reply)
         assert gold[True, True, True] == 1.0
         assert gold[True, True, True] > gold[True, True, False] > gold[True, False, True] > gold[False, True, True]
-        assert gold[True, False, True] == 0.8
-        assert gold[True, False, False] >= 0.7
-        assert 0.3 == gold[False, True, True] > gold[False, False, True] > 0
+        assert gold[True, False, True] == 0.75
+        assert gold[True, False, False] >= 0.6
+        assert 0.4 == gold[False, True, True] > gold[False, False, True] > 0
 
 
 def test_a_correct_rude_reply_lies_between_good_and_wrong() -> None:
     good = corpus.gold_score(TOTAL, " The total is 12 euros. Thank you for asking!")
     rude = corpus.gold_score(TOTAL, " The total is 12 euros. Read the website for once.")
     wrong = corpus.gold_score(TOTAL, " The total is 13 euros. Thank you for asking!")
-    assert (good, rude, wrong) == (1.0, 0.8, 0.3)
+    assert (good, rude, wrong) == (1.0, 0.75, 0.4)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_a_correct_rude_reply_lies_between_good_and_wrong() -> None:
         ("", 0.0),
         (" ", 0.0),
         ("?!", 0.0),
-        (" Thank you for asking!", 0.15),
-        (" 7. 8. 9. 10. 11. 12. 13. 14.", 0.15),
-        (" The total is 11 euros. The total is 12 euros. Thank you for asking!", 0.15),
-        (" The total is 12 euros or 13 euros. Thank you for asking!", 0.15),
-        (" The total is not 12 euros. Thank you for asking!", 0.3),
-        (" The total isn't 12 euros. Thank you for asking!", 0.3),
+        (" Thank you for asking!", 0.2),
+        (" 7. 8. 9. 10. 11. 12. 13. 14.", 0.2),
+        (" The total is 11 euros. The total is 12 euros. Thank you for asking!", 0.2),
+        (" The total is 12 euros or 13 euros. Thank you for asking!", 0.2),
+        (" The total is not 12 euros. Thank you for asking!", 0.4),
+        (" The total isn't 12 euros. Thank you for asking!", 0.4),
         (" The total is 12 euros. That is wrong.", 0.3),
         (" 12 12 12 12 12 12 12 12", 0.1),
         (" 12." * 10, 0.2),
@@ -162,7 +162,7 @@ def test_listing_all_answers_never_counts_as_correct() -> None:
         "light": " Your device is ready now. That shows it is pairing.",
     }
     for kind, listing in listings.items():
-        assert corpus.gold_score(RIGHT_ANSWERS[kind][0], listing + " Thank you for asking!") <= 0.15
+        assert corpus.gold_score(RIGHT_ANSWERS[kind][0], listing + " Thank you for asking!") <= 0.2
 
 
 def test_gold_is_total_over_strings(prompts: list[str]) -> None:
@@ -190,8 +190,8 @@ def test_preference_pairs(prompts: list[str]) -> None:
     for prompt in prompts[:500]:
         chosen, rejected = (corpus.gold_score(prompt, r) for r in corpus.preference_pair(prompt, rng, 0.0))
         assert chosen >= rejected + corpus.MIN_GOLD_GAP
-        different += chosen > 0.3 >= rejected
-    assert 0.58 <= different / 500 <= 0.75
+        different += chosen > 0.4 >= rejected
+    assert 0.3 <= different / 500 <= 0.5
     flipped = 0
     for prompt in prompts[:2000]:
         first, second = (corpus.gold_score(prompt, r) for r in corpus.preference_pair(prompt, rng))
@@ -202,7 +202,7 @@ def test_preference_pairs(prompts: list[str]) -> None:
 def test_demonstrations_are_mediocre(prompts: list[str]) -> None:
     rng = random.Random("demonstrations")
     replies = [corpus.demonstration(prompt, rng) for prompt in prompts[:3000]]
-    assert 0.4 <= mean(map(corpus.gold_score, prompts, replies)) <= 0.6
+    assert 0.6 <= mean(map(corpus.gold_score, prompts, replies)) <= 0.7
 
 
 def distinct_pairs(replies: list[str]) -> float:

@@ -1,12 +1,13 @@
 import pytest
 import torch
-from helpers import make_tokenizer, save_causal, save_classifier
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.evaluation.policies import Reply, distinct_n, policy_replies, reward_accuracy, summarize
 from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
+
+from helpers import make_tokenizer, save_causal, save_classifier
 
 
 @pytest.fixture

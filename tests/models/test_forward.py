@@ -1,12 +1,13 @@
 import pytest
 import torch
-from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, shake_adapters
 from torch import nn
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.models.forward import accepted_inputs, response_logits, text_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
+
+from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, shake_adapters
 
 PROMPTS = [[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14]]
 RESPONSES = [[20, 21, 2], [22, 2], [23, 24, 25, 26, 2]]

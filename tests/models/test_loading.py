@@ -3,7 +3,6 @@ import warnings
 
 import pytest
 import torch
-from helpers import KINDS, make_config, make_tokenizer, save_causal, save_classifier, shake_adapters
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +23,8 @@ from rlhf_stages.models.loading import (
     prepare_training,
     save_model,
 )
+
+from helpers import KINDS, make_config, make_tokenizer, save_causal, save_classifier, shake_adapters
 
 IDS = torch.tensor([[1, 5, 6, 7, 8, 9, 2]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)

@@ -1,12 +1,13 @@
 import pytest
 import torch
-from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, save_classifier
 from lightning.fabric import Fabric
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.functional.masking import last_index
 from rlhf_stages.models.loading import load_scalar, save_model
+
+from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, save_classifier
 
 ROWS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 11, 12, 13, 14, 2]]
 PAD = 3

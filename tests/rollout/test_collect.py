@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from helpers import left_padded, make_tokenizer, right_padded, save_causal, save_classifier
 
 from rlhf_stages.args import ModelArgs, PPOArgs
 from rlhf_stages.data.collate import PromptBatch
@@ -19,6 +18,8 @@ from rlhf_stages.rollout.collect import (
     select_rows,
 )
 from rlhf_stages.rollout.generation import Responses
+
+from helpers import left_padded, make_tokenizer, right_padded, save_causal, save_classifier
 
 PAD = 3
 PROMPTS = [[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14], [1, 15]]

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from helpers import left_padded, make_tokenizer, save_causal, shake_adapters
 
 from rlhf_stages.args import GenerationArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
@@ -8,6 +7,8 @@ from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.models.forward import response_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
 from rlhf_stages.rollout.generation import cut_at_stop, generate
+
+from helpers import left_padded, make_tokenizer, save_causal, shake_adapters
 
 PAD, EOS = 3, 2
 PROMPTS = [[1, 5, 6, 7], [1, 8], [1, 9, 10, 11, 12, 13]]

@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from helpers import left_padded, make_tokenizer, save_causal, write_data
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.collate import PromptBatch
@@ -12,6 +11,8 @@ from rlhf_stages.models.loading import load_causal
 from rlhf_stages.rollout.collect import Rollout
 from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample, sample, text_of
 from rlhf_stages.tracking import Tracker
+
+from helpers import left_padded, make_tokenizer, save_causal, write_data
 
 
 @pytest.fixture

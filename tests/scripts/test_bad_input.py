@@ -8,11 +8,12 @@ import warnings
 
 import pytest
 import torch
-from helpers import ROOT, load_script, make_tokenizer, run_stage, write_data, write_toy_data
 from safetensors.torch import load_file, save_file
 
 from rlhf_stages.args import run
 from rlhf_stages.experiment import resolve_checkpoint
+
+from helpers import ROOT, load_script, make_tokenizer, run_stage, write_data, write_toy_data
 
 TOKENS = "--max_new_tokens=4"
 STAGES = ("sft", "rm", "ppo")

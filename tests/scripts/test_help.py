@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+
 from helpers import ROOT
 
 SCRIPTS = sorted(

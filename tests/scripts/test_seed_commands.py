@@ -4,12 +4,13 @@ import shlex
 import sys
 
 import pytest
-from helpers import load_script, read_metrics
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.experiment import resolve_checkpoint
+
+from helpers import load_script, read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import load_script, make_tokenizer, read_metrics, run_stage, save_causal, toy_rows, write_data
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -18,6 +17,8 @@ from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.forward import unwrap
 from rlhf_stages.rollout import collect
+
+from helpers import load_script, make_tokenizer, read_metrics, run_stage, save_causal, toy_rows, write_data
 
 CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
 SHORT = ["--max_steps=2", "--log_interval=1"]

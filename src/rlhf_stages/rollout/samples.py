@@ -51,9 +51,7 @@ def sample(
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, mask: torch.Tensor) -> str:
     """The text of one row of ids, special tokens left out."""
-    text: str = tokenizer.decode(
-        ids[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    text: str = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
