@@ -11,11 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-# Shares of the demonstrations with each quality (most must be right, or a tiny model learns no fact in minutes), and of
-# the preferences whose replies differ in the answer alone.
-QUALITIES = {"correct": 0.9, "courteous": 0.25, "concise": 0.35}
-SAME_BUT_ANSWER_SHARE = 0.05
-# What each quality is worth.
+# Shares of the demonstrations with each quality; with fewer right ones a tiny model learns no fact in minutes.
+QUALITIES = {"correct": 0.92, "courteous": 0.25, "concise": 0.35}
+SAME_BUT_ANSWER_SHARE = 0.05  # of the preferences differ in the answer alone
 CORRECT_GOLD, COURTEOUS_GOLD, CONCISE_GOLD = 0.6, 0.25, 0.15
 CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 22, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")

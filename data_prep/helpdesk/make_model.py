@@ -14,8 +14,8 @@ class ModelShape:
 
     destination_dir: str = "models/helpdesk-tiny"  # Model folder to write
     seed: int = 42  # Seed of the weights and of the corpus that the tokenizer learns from
-    num_dialogues: int = 4000  # Dialogues that the tokenizer learns from
-    vocab_size: int = 768  # Tokens
+    num_dialogues: int = 3000  # Dialogues that the tokenizer learns from
+    vocab_size: int = 1024  # Tokens
     hidden_size: int = 128  # Width
     num_layers: int = 2  # Layers
     num_heads: int = 4  # Attention heads
