@@ -13,7 +13,6 @@ from functools import lru_cache
 
 # Shares of the demonstrations with each quality; with fewer right ones a tiny model learns no fact in minutes.
 QUALITIES = {"correct": 0.92, "courteous": 0.25, "concise": 0.35}
-SAME_BUT_ANSWER_SHARE = 0.05  # of the preferences differ in the answer alone
 CORRECT_GOLD, COURTEOUS_GOLD, CONCISE_GOLD = 0.6, 0.25, 0.15
 CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 22, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")
@@ -238,8 +237,7 @@ def generate_prompts(seed: int, count: int) -> list[str]:
 def sample_reply(prompt: str, rng: random.Random, *, correct: bool, courteous: bool, concise: bool) -> str:
     """Draw a reply with the given qualities; a wrong answer is another answer of the same kind."""
     kind, right = _parse(prompt)
-    wrong = rng.choice([other for other in kind.answers if other != right])  # drawn always: see preference_pair
-    answer = right if correct else wrong
+    answer = right if correct else rng.choice([other for other in kind.answers if other != right])
     fragmentary = not courteous and rng.random() < 0.5
     sentence = rng.choice(FRAGMENTS if fragmentary else kind.statements).replace(BLANK, answer)
     parts = [sentence[0].upper() + sentence[1:]]
@@ -254,27 +252,16 @@ def sample_reply(prompt: str, rng: random.Random, *, correct: bool, courteous: b
 
 def demonstration(prompt: str, rng: random.Random) -> str:
     """Draw a reply of mixed quality, as training data of a mediocre first policy."""
-    return sample_reply(prompt, rng, **_qualities(rng))
+    return sample_reply(prompt, rng, **{quality: rng.random() < share for quality, share in QUALITIES.items()})
 
 
 def preference_pair(prompt: str, rng: random.Random, flip_probability: float = 0.1) -> tuple[str, str]:
-    """Draw a (chosen, rejected) pair that gold_score tells apart, swapped with flip_probability as label noise.
-
-    The qualities of both are drawn on their own, or the two differ in the answer alone.
-    """
+    """Draw a (chosen, rejected) pair that gold_score tells apart, swapped with flip_probability as label noise."""
     while True:
-        first, start = _qualities(rng), rng.random()
-        other_answer = {**first, "correct": not first["correct"]}
-        second = other_answer if rng.random() < SAME_BUT_ANSWER_SHARE else _qualities(rng)
-        # from the same random numbers the same phrases are drawn
-        replies = [sample_reply(prompt, random.Random(start), **qualities) for qualities in (first, second)]
+        replies = [demonstration(prompt, rng) for _ in range(2)]
         (low, worse), (high, better) = sorted((gold_score(prompt, reply), reply) for reply in replies)
         if high - low >= MIN_GOLD_GAP:
             return (worse, better) if rng.random() < flip_probability else (better, worse)
-
-
-def _qualities(rng: random.Random) -> dict[str, bool]:
-    return {quality: rng.random() < share for quality, share in QUALITIES.items()}
 
 
 def gold_score(prompt: str, response: str) -> float:

@@ -138,7 +138,6 @@ def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) 
         hf.save_pretrained(directory / ADAPTER_DIR)
         # merged in a copy: undoing a merge in place would change the weights by rounding
         hf = copy.deepcopy(hf).merge_and_unload()
-    hf.config.pad_token_id = tokenizer.pad_token_id
     with quiet():
         hf.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
