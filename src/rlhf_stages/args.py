@@ -194,7 +194,7 @@ class TrainArgs(Args):
     log_dir: str = "experiments"  # Results go to <log_dir>/<dataset>/<experiment_name>/<stage>
     experiment_name: str | None = None  # Name of the run; none: the name of the data folder
     overwrite: bool = flag(False)  # Replace an existing folder of this run and stage
-    seed: int = 42  # Seed of weights, order and sampling; each process adds its rank
+    seed: int = 42  # Seed of weights, order and sampling; process r adds 100003 r
     epochs: int = 1  # Passes over the training shard
     max_steps: int | None = None  # Stop after this many steps
     save_interval: int = 500  # Steps between checkpoints; the last step always saves
@@ -206,7 +206,7 @@ class TrainArgs(Args):
     micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
     gradient_clip_val: float = 1.0  # Largest gradient norm
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
-    optimizer: Literal["AdamW", "Adam"] = "AdamW"  # Optimizer
+    optimizer: Literal["AdamW", "Adam"] = "AdamW"  # AdamW decays weights apart from the gradient, Adam within it
     optimizer_eps: float = 1e-6  # Adam's epsilon
     optimizer_beta1: float = 0.9  # Adam's beta of the mean
     optimizer_beta2: float = 0.95  # Adam's beta of the variance
