@@ -202,7 +202,7 @@ def test_preference_pairs(prompts: list[str]) -> None:
 def test_demonstrations_are_mediocre(prompts: list[str]) -> None:
     rng = random.Random("demonstrations")
     replies = [corpus.demonstration(prompt, rng) for prompt in prompts[:3000]]
-    assert 0.6 <= mean(map(corpus.gold_score, prompts, replies)) <= 0.7
+    assert 0.6 <= mean(map(corpus.gold_score, prompts, replies)) <= 0.75
 
 
 def distinct_pairs(replies: list[str]) -> float:
