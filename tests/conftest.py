@@ -9,6 +9,9 @@ import torch
 from helpers import run_stage, save_causal, write_toy_data
 
 ROOT = Path(__file__).resolve().parents[1]
+# tiny models lose more to threads that wait for each other than they win; the programs that tests start inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
