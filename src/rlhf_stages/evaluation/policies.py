@@ -1,6 +1,5 @@
 """Policies compared on the same prompts."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from rlhf_stages.data.collate import collate_preference, collate_prompts
 from rlhf_stages.data.shards import Record, Shard
 from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.functional.masking import last_index, masked_sum
+from rlhf_stages.loop import to_device
 from rlhf_stages.models.forward import response_logits
 from rlhf_stages.rollout.samples import sample, text_of
 
@@ -52,11 +52,7 @@ def policy_replies(
     replies = []
     for start in range(0, len(records), batch_size):
         prompts = collate_prompts(records[start : start + batch_size], pad_token_id=int(tokenizer.pad_token_id))
-        prompts = dataclasses.replace(
-            prompts,
-            input_ids=prompts.input_ids.to(fabric.device),
-            attention_mask=prompts.attention_mask.to(fabric.device),
-        )
+        prompts = to_device(prompts, fabric.device)
         responses = sample(model, prompts, tokenizer, generation, fabric)
         prompts = prompts.repeat(generation.num_return_sequences)
         ids = torch.cat([prompts.input_ids, responses.ids], dim=1)
