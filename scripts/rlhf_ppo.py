@@ -24,14 +24,23 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
-    from rlhf_stages.functional.losses import gather_logprobs, policy_loss, value_loss
+    from rlhf_stages.functional.losses import policy_loss, value_loss
     from rlhf_stages.functional.metrics import explained_variance, policy_statistics
     from rlhf_stages.kl_control import AdaptiveKL, FixedKL
-    from rlhf_stages.models.forward import response_logits, unwrap
+    from rlhf_stages.models.forward import unwrap
     from rlhf_stages.models.loading import load_causal, load_scalar, parameter_summary, prepare_training
     from rlhf_stages.models.start import check_model_name
     from rlhf_stages.optim import make_optimizer
-    from rlhf_stages.rollout.collect import Experience, Rollout, concatenate, make_experience, score_responses
+    from rlhf_stages.rollout.collect import (
+        Experience,
+        Rollout,
+        check_finite,
+        concatenate,
+        make_experience,
+        response_logprobs,
+        response_values,
+        score_responses,
+    )
     from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample, sample
     from rlhf_stages.rollout.statistics import rollout_metrics
     from rlhf_stages.tracking import Averages, Tracker, distribution
@@ -95,15 +104,14 @@ def main(argv: list[str] | None = None) -> Path:
 
     def policy_loss_sum(batch: Experience) -> torch.Tensor:
         r = batch.rollout
-        logits = response_logits(actor, r.input_ids, r.attention_mask, r.response_ids.shape[1])
-        logprobs = gather_logprobs(logits, r.response_ids, rollout_args.temperature)
+        logprobs = response_logprobs(actor, r.texts, r.response_ids, rollout_args.temperature)
         statistics = policy_statistics(logprobs.detach(), r.logprobs, r.response_mask, args.clip_coeff)
         averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
         return policy_loss(logprobs, r.logprobs, batch.advantages, r.response_mask, args.clip_coeff)[0]
 
     def value_loss_sum(batch: Experience) -> torch.Tensor:
         r = batch.rollout
-        values = critic(r.input_ids, r.attention_mask)[:, -r.response_ids.shape[1] - 1 : -1]
+        values = response_values(critic, r.texts)
         return value_loss(values, r.values, batch.returns, r.response_mask, args.clip_coeff)[0]
 
     @torch.no_grad()
@@ -125,6 +133,7 @@ def main(argv: list[str] | None = None) -> Path:
     for prompt_batches in plan.steps(shard, collate):
         started = time.perf_counter()
         rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])
+        check_finite(rollout)
         experience = make_experience(rollout, args, kl_control.coeff, partial(loop.global_sum, fabric))
         rollout_time = time.perf_counter() - started
 

@@ -16,10 +16,10 @@ from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_pref
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.shards import Record, ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt
-from rlhf_stages.functional.losses import REWARD_LOSSES, gather_logprobs, policy_loss, sft_loss, value_loss
-from rlhf_stages.models.forward import response_logits, text_logits
+from rlhf_stages.functional.losses import REWARD_LOSSES, policy_loss, sft_loss, value_loss
+from rlhf_stages.models.forward import text_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
-from rlhf_stages.rollout.collect import make_experience, score_responses
+from rlhf_stages.rollout.collect import make_experience, response_logprobs, response_values, score_responses
 from rlhf_stages.rollout.generation import Responses
 
 from helpers import (
@@ -317,8 +317,7 @@ class Actor:
 
     def loss_sum(self, model, batch):
         r = batch.rollout
-        logits = response_logits(model, r.input_ids, r.attention_mask, r.response_ids.shape[1])
-        logprobs = gather_logprobs(logits, r.response_ids, 0.7)
+        logprobs = response_logprobs(model, r.texts, r.response_ids, 0.7)
         return policy_loss(logprobs, r.logprobs, batch.advantages, r.response_mask, 0.2)[0]
 
 
@@ -331,8 +330,7 @@ class Critic(Actor):
 
     def loss_sum(self, model, batch):
         r = batch.rollout
-        values = model(r.input_ids, r.attention_mask)[:, -r.response_ids.shape[1] - 1 : -1]
-        return value_loss(values, r.values, batch.returns, r.response_mask, 0.2)[0]
+        return value_loss(response_values(model, r.texts), r.values, batch.returns, r.response_mask, 0.2)[0]
 
 
 def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):

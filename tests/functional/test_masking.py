@@ -9,12 +9,12 @@ import torch
 from rlhf_stages.functional.masking import (
     first_difference,
     last_index,
+    left_aligned,
     length_mask,
     masked_mean,
     masked_sum,
     mean_std,
     moments,
-    position_ids,
     whiten,
 )
 
@@ -41,12 +41,13 @@ def test_length_mask():
     ]
 
 
-def test_position_ids_count_real_tokens_and_are_0_elsewhere():
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
-    expected = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 2, 3, 4]]
-    for given in (mask, mask.bool()):
-        assert position_ids(given).tolist() == expected
-        assert position_ids(given).dtype == torch.int64
+def test_left_aligned_moves_padding_on_any_side_behind_and_cuts_to_the_longest():
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 0]]).bool()
+    ids = torch.arange(24).reshape(4, 6)
+    aligned, kept = left_aligned(ids, mask)
+    assert kept.tolist() == [[True] * 3, [True] * 3, [True] * 3, [True, False, False]]
+    # read off the table of ids: 0..5, 6..11, 12..17, 18..23
+    assert [row[m].tolist() for row, m in zip(aligned, kept, strict=True)] == [[2, 3, 4], [6, 7, 8], [13, 15, 17], [22]]
 
 
 def test_last_index_for_padding_on_either_side():

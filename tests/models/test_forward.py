@@ -1,13 +1,12 @@
 import pytest
 import torch
-from torch import nn
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.models.forward import accepted_inputs, response_logits, text_logits
+from rlhf_stages.models.forward import logits_at, text_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
 
-from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, shake_adapters
+from helpers import KINDS, make_tokenizer, right_padded, save_causal, shake_adapters
 
 PROMPTS = [[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14]]
 RESPONSES = [[20, 21, 2], [22, 2], [23, 24, 25, 26, 2]]
@@ -31,10 +30,11 @@ def test_response_logprobs_equal_a_loop_over_unpadded_texts(tmp_path, kind, lora
     if lora:
         model = shake_adapters(prepare_training(model, ModelArgs(finetune_mode="lora")))
     model.eval()
-    prompt_ids, prompt_mask = left_padded(PROMPTS, 3)
-    response_ids, response_mask = right_padded(RESPONSES, 3)
-    ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
-    logits = response_logits(model, ids, mask, response_ids.shape[1])
+    ids, mask = right_padded([prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)], 3)
+    response_ids, _ = right_padded(RESPONSES, 3)
+    # token t of a response is predicted at the token before it; the row of the longest text ends the others' places
+    places = torch.tensor([[3, 4, 5, 6, 7], [0, 1, 2, 3, 4], [6, 7, 8, 9, 10]])
+    logits = logits_at(model, ids, mask, places)
     assert logits.shape == (3, 5, 100)
     logprobs = gather_logprobs(logits, response_ids, TEMPERATURE)
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
@@ -50,25 +50,12 @@ def test_text_logits_of_a_padded_row_are_those_of_the_row_alone(tmp_path):
         torch.testing.assert_close(line[: len(row)], model(torch.tensor([row])).logits[0], rtol=0, atol=2e-5)
 
 
-def test_only_inputs_that_a_model_takes_are_passed():
-    class Plain(nn.Module):
-        def forward(self, input_ids, attention_mask):
-            """Like a model with rotary positions and full logits."""
-
-    assert set(accepted_inputs(Plain(), input_ids=1, attention_mask=2, position_ids=3)) == {
-        "input_ids",
-        "attention_mask",
-    }
-
-
-def test_logits_are_cut_the_same_when_the_model_gives_all_of_them():
-    class Everything(nn.Module):
-        """A hand-made model whose logits at place t say t."""
-
-        def forward(self, input_ids, attention_mask):
-            places = torch.arange(input_ids.shape[1]).float()
-            return type("Output", (), {"logits": places[None, :, None].expand(len(input_ids), -1, 2)})
-
-    ids = torch.zeros(1, 7, dtype=torch.long)
-    # five response tokens stand at places 2 to 6: they are predicted at 1 to 5
-    assert response_logits(Everything(), ids, ids == 0, 5)[0, :, 0].tolist() == [1, 2, 3, 4, 5]
+def test_only_the_places_asked_for_reach_the_output_layer(tmp_path):
+    model = load_causal(save_causal(tmp_path, "llama"), make_tokenizer(), ModelArgs()).eval()
+    ids, mask = right_padded([[1, 5, 6, 7], [1, 8]], 3)
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    logits = logits_at(model, ids, mask, torch.tensor([[2, 0], [1, 1]]))
+    every = text_logits(model, ids, mask)
+    assert seen == [(2, 2, 100), (2, 4, 100)]  # and the call after it sees every place again
+    torch.testing.assert_close(logits, torch.stack([every[0, [2, 0]], every[1, [1, 1]]]))

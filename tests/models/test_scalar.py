@@ -4,29 +4,24 @@ from lightning.fabric import Fabric
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_stages.args import ModelArgs
-from rlhf_stages.functional.masking import last_index
 from rlhf_stages.models.loading import load_scalar, save_model
+from rlhf_stages.models.scalar import end_scores
 
-from helpers import KINDS, left_padded, make_tokenizer, right_padded, save_causal, save_classifier
+from helpers import KINDS, make_tokenizer, right_padded, save_causal, save_classifier
 
 ROWS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 11, 12, 13, 14, 2]]
 PAD = 3
 
 
-def end_scores(model, ids, mask):
-    return model(ids, mask).gather(1, last_index(mask)[:, None]).squeeze(1)
-
-
-@pytest.mark.parametrize("pad", [left_padded, right_padded])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_score_at_the_last_token_is_the_classifiers(tmp_path, kind, pad):
+def test_score_at_the_last_token_is_the_classifiers(tmp_path, kind):
     tokenizer = make_tokenizer()
     model = load_scalar(save_causal(tmp_path / "sft", kind), tokenizer, ModelArgs(), trained_head=False).eval()
     save_model(model, tokenizer, tmp_path / "rm")
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
     singles = torch.cat([classifier(torch.tensor([row])).logits[:, 0] for row in ROWS])
-    ids, mask = pad(ROWS, PAD)
+    ids, mask = right_padded(ROWS, PAD)
     torch.testing.assert_close(end_scores(model, ids, mask), singles, rtol=0, atol=2e-5)
     assert singles.std() > 0.1  # the rows do differ
 
@@ -35,13 +30,12 @@ def test_score_at_the_last_token_is_the_classifiers(tmp_path, kind, pad):
 @torch.no_grad()
 def test_every_score_of_a_padded_row_is_that_of_the_row_alone(tmp_path, kind):
     model = load_scalar(save_classifier(tmp_path, kind), make_tokenizer(), ModelArgs(), trained_head=True).eval()
-    for pad in (left_padded, right_padded):
-        ids, mask = pad(ROWS, PAD)
-        scores = model(ids, mask)
-        assert scores.shape == ids.shape
-        for row, line, counts in zip(ROWS, scores, mask, strict=True):
-            alone = model(torch.tensor([row]), torch.ones(1, len(row), dtype=torch.bool))[0]
-            torch.testing.assert_close(line[counts], alone, rtol=0, atol=2e-5)
+    ids, mask = right_padded(ROWS, PAD)
+    scores = model(ids, mask)
+    assert scores.shape == ids.shape
+    for row, line, counts in zip(ROWS, scores, mask, strict=True):
+        alone = model(torch.tensor([row]), torch.ones(1, len(row), dtype=torch.bool))[0]
+        torch.testing.assert_close(line[counts], alone, rtol=0, atol=2e-5)
 
 
 @torch.no_grad()

@@ -6,14 +6,16 @@ import torch
 
 from rlhf_stages.args import ModelArgs, PPOArgs
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import moments
-from rlhf_stages.models.forward import response_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import (
     Rollout,
+    check_finite,
     concatenate,
+    join,
     make_experience,
+    response_logprobs,
+    response_values,
     score_responses,
     select_rows,
 )
@@ -56,6 +58,19 @@ def score(models, rows):
     return score_responses(*batches(rows), **models, temperature=TEMPERATURE)
 
 
+def test_join_moves_padding_to_the_end_and_keeps_where_each_token_is_predicted():
+    prompts, responses = batches([0, 1, 2, 3])
+    texts = join(prompts, responses)
+    size = 7 + 5  # the third text is the longest
+    expected, mask = right_padded([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)], PAD)
+    assert texts.ids.shape == (4, size)
+    assert torch.equal(texts.ids, expected)
+    assert torch.equal(texts.mask, mask)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        assert texts.places[row, : len(response)].tolist() == [len(prompt) - 1 + t for t in range(len(response))]
+        assert texts.places[row].max() < size
+
+
 @torch.no_grad()
 def test_every_number_equals_a_loop_over_unpadded_texts(models):
     rollout = score(models, [0, 1, 2, 3])
@@ -85,11 +100,23 @@ def test_the_ratio_of_the_first_update_is_one(models):
     experience = make_experience(rollout, ppo(), kl_coeff=0.1)
     for rows in ([0], [3, 1], [2, 0, 1, 3]):
         r = experience.select(torch.tensor(rows)).rollout
-        logits = response_logits(models["actor"], r.input_ids, r.attention_mask, r.response_ids.shape[1])
-        log_ratio = gather_logprobs(logits, r.response_ids, TEMPERATURE) - r.logprobs
+        log_ratio = response_logprobs(models["actor"], r.texts, r.response_ids, TEMPERATURE) - r.logprobs
         assert log_ratio[r.response_mask].abs().max() < 1e-5
-        values = models["critic"](r.input_ids, r.attention_mask)[:, -r.response_ids.shape[1] - 1 : -1]
-        assert (values - r.values)[r.response_mask].abs().max() < 2e-5
+        assert (response_values(models["critic"], r.texts) - r.values)[r.response_mask].abs().max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("logprobs", "actor"), ("ref_logprobs", "reference"), ("values", "critic"), ("scores", "reward model")],
+)
+def test_a_number_that_is_not_finite_is_refused_with_its_model_and_row(models, name, model):
+    rollout = score(models, [0, 1, 2, 3])
+    check_finite(rollout)
+    for bad in (math.nan, math.inf):
+        values = getattr(rollout, name).detach().clone()
+        values[2] = bad
+        with pytest.raises(FloatingPointError, match=rf"of the {model} are not finite for 1 of 4 .*\[2\]"):
+            check_finite(dataclasses.replace(rollout, **{name: values}))
 
 
 def numbers(rollout, row):
@@ -108,7 +135,7 @@ def test_concatenate_and_select_keep_every_rows_numbers(models):
     rows = [numbers(part, row) for part in parts for row in range(len(part.scores))]
     together = concatenate(parts)
     assert [numbers(together, row) for row in range(4)] == rows
-    assert together.input_ids.shape == together.attention_mask.shape == (4, 7 + 5)
+    assert together.texts.ids.shape == together.texts.mask.shape == (4, 7 + 5)
     for picked in ([2, 0], [1], [3], [3, 1], [0, 1, 2, 3]):
         chosen = select_rows(together, torch.tensor(picked))
         assert [numbers(chosen, row) for row in range(len(picked))] == [rows[row] for row in picked]

@@ -3,9 +3,8 @@ import torch
 
 from rlhf_stages.args import GenerationArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.models.forward import response_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
+from rlhf_stages.rollout.collect import join, response_logprobs
 from rlhf_stages.rollout.generation import cut_at_stop, generate
 
 from helpers import left_padded, make_tokenizer, save_causal, shake_adapters
@@ -97,19 +96,13 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(tmp_path, monkeypat
     args = RolloutArgs(max_new_tokens=12, temperature=0.7, num_return_sequences=2)
     prompts = PromptBatch(*left_padded(PROMPTS, PAD))
     responses = generate(model, prompts, args, stop_ids=[EOS], pad_token_id=PAD)
-    size = responses.ids.shape[1]
     assert responses.ids.shape[0] == 6
     sampler = torch.log_softmax(seen["scores"], -1).transpose(0, 1)  # (B, R, V)
     assert torch.isfinite(sampler).all()  # nothing was cut off
     expected = sampler.gather(-1, responses.ids[..., None]).squeeze(-1)
 
-    repeated = prompts.repeat(2)
-    ids, mask = (
-        torch.cat([repeated.input_ids, responses.ids], 1),
-        torch.cat([repeated.attention_mask, responses.mask], 1),
-    )
     with torch.no_grad():
-        logprobs = gather_logprobs(response_logits(model, ids, mask, size), responses.ids, args.temperature)
+        logprobs = response_logprobs(model, join(prompts.repeat(2), responses), responses.ids, args.temperature)
     torch.testing.assert_close(logprobs[responses.mask], expected[responses.mask], rtol=0, atol=2e-5)
 
 

@@ -291,7 +291,7 @@ def test_logged_scores_are_those_of_the_saved_reward_model(tiny_run, learning):
     metrics = read_metrics(ppo)
     for step, experience in enumerate(seen["experience"], start=1):
         rollout = experience.rollout
-        texts = [ids[mask] for ids, mask in zip(rollout.input_ids, rollout.attention_mask, strict=True)]
+        texts = [ids[mask] for ids, mask in zip(rollout.texts.ids, rollout.texts.mask, strict=True)]
         scores = torch.stack([model(text[None]).logits[0, 0] for text in texts])
         torch.testing.assert_close(rollout.scores, scores, rtol=0, atol=2e-5)
         assert metrics["train/reward_mean"][step] == pytest.approx(scores.mean().item(), abs=1e-5)

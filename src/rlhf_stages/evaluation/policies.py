@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import collate_preference, collate_prompts
 from rlhf_stages.data.shards import Record, Shard
-from rlhf_stages.functional.losses import gather_logprobs, score_at
-from rlhf_stages.functional.masking import last_index, masked_sum
+from rlhf_stages.functional.losses import score_at
+from rlhf_stages.functional.masking import masked_sum
 from rlhf_stages.loop import to_device
-from rlhf_stages.models.forward import response_logits
+from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.rollout.collect import join, response_logprobs
 from rlhf_stages.rollout.samples import sample, text_of
 
 GoldScore = Callable[[str, str], float]
@@ -55,18 +56,14 @@ def policy_replies(
         prompts = to_device(prompts, fabric.device)
         responses = sample(model, prompts, tokenizer, generation, fabric)
         prompts = prompts.repeat(generation.num_return_sequences)
-        ids = torch.cat([prompts.input_ids, responses.ids], dim=1)
-        mask = torch.cat([prompts.attention_mask, responses.mask], dim=1)
+        texts = join(prompts, responses)
         with fabric.autocast():
-            policy, ref = (
-                gather_logprobs(response_logits(m, ids, mask, responses.ids.shape[1]), responses.ids)
-                for m in (model, reference)
-            )
+            policy, ref = (response_logprobs(m, texts, responses.ids, 1.0) for m in (model, reference))
             rewards = None
             if reward_model is not None:
-                rewards = reward_model(ids, mask).gather(1, last_index(mask)[:, None]).squeeze(1).tolist()
+                rewards = end_scores(reward_model, texts.ids, texts.mask).tolist()
         kls = masked_sum(policy - ref, responses.mask, dim=1).tolist()
-        for row in range(len(ids)):
+        for row in range(len(texts.ids)):
             prompt = text_of(tokenizer, prompts.input_ids[row], prompts.attention_mask[row])
             text = text_of(tokenizer, responses.ids[row], responses.mask[row])
             replies.append(

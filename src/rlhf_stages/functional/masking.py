@@ -12,18 +12,20 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """Position of each token in its text, 0 under padding on either side, (B, T) -> (B, T) int64.
-
-    Models with learned positions (GPT-2, OPT) give other logits for left-padded texts without it.
-    """
-    return torch.where(attention_mask.bool(), attention_mask.long().cumsum(1) - 1, 0)
-
-
 def last_index(mask: Tensor) -> Tensor:
     """Index of the last True of each row, -1 for a row without, (B, T) -> (B,) int64."""
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return torch.where(mask, places, 0).amax(1) - 1
+
+
+def left_aligned(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move padding, wherever it stands, behind the tokens that count; (B, T) x 2 -> (B, longest) x 2.
+
+    A causal model then reads each text as it would alone, with positions from 0, and no query sees nothing but
+    padding: on an H100 cuDNN attention gave such queries NaN gradients in 3 of 300 random bf16 batches (torch 2.11).
+    """
+    order = mask.long().argsort(dim=1, descending=True, stable=True)[:, : int(mask.sum(1).max())]
+    return ids.gather(1, order), mask.gather(1, order)
 
 
 def first_difference(a: Tensor, b: Tensor) -> Tensor:

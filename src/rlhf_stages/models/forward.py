@@ -1,15 +1,12 @@
-"""Calling models whose forward functions take different arguments.
+"""Calling models.
 
 Legend: B sequences, T tokens, R response tokens, V vocabulary.
 """
 
-import inspect
 from typing import Any
 
 from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
-
-from rlhf_stages.functional.masking import position_ids
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -22,30 +19,23 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def accepted_inputs(model: nn.Module, **inputs: Any) -> dict[str, Any]:
-    """Those of the inputs that the model's forward takes by name (some compute their own positions)."""
-    parameters = inspect.signature(without_adapters(unwrap(model)).forward).parameters
-    return {name: value for name, value in inputs.items() if name in parameters}
-
-
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits at every token of right-padded texts, (B, T) -> (B, T, V)."""
     logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
     return logits
 
 
-def response_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, response_size: int) -> Tensor:
-    """Logits that predict the last `response_size` tokens of each row, (B, T) -> (B, R, V).
+def logits_at(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, places: Tensor) -> Tensor:
+    """Logits at some places of right-padded texts, (B, T), (B, R) -> (B, R, V).
 
-    The prompt in front may be padded on the left. Those that predict token t stand at t - 1.
+    Only these places reach the output layer: a V-sized row for every prompt token would be most of the memory.
     """
-    inputs = accepted_inputs(
-        model,
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids(attention_mask),
-        use_cache=False,
-        logits_to_keep=response_size + 1,  # no V-sized row for a prompt token, where the model can do that
-    )
-    logits: Tensor = model(**inputs).logits
-    return logits[:, -response_size - 1 : -1]  # (B, R, V)
+
+    def pick(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (inputs[0].gather(1, places[..., None].expand(-1, -1, inputs[0].shape[-1])),)
+
+    hook = unwrap(model).get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        return text_logits(model, input_ids, attention_mask)
+    finally:
+        hook.remove()

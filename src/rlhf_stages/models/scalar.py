@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_stages.functional.masking import position_ids
-from rlhf_stages.models.forward import accepted_inputs, without_adapters
+from rlhf_stages.functional.masking import last_index
+from rlhf_stages.models.forward import without_adapters
 
 
 class ScalarModel(nn.Module):
@@ -25,16 +25,16 @@ class ScalarModel(nn.Module):
         self.hf = hf
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Scores (B, T) fp32 of texts padded on either side; what stands at padding means nothing."""
+        """Scores (B, T) fp32 of right-padded texts; what stands at padding means nothing."""
         classifier = without_adapters(self.hf)
-        inputs = accepted_inputs(
-            classifier.base_model,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids(attention_mask),
-            use_cache=False,
-        )
-        hidden = classifier.base_model(**inputs).last_hidden_state  # (B, T, H)
+        output = classifier.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        hidden = output.last_hidden_state  # (B, T, H)
         with torch.autocast(hidden.device.type, enabled=False):
             scores: Tensor = classifier.score(hidden.float()).squeeze(-1)
         return scores
+
+
+def end_scores(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Score of each text: the one at its last token, (B, T) -> (B,)."""
+    scores: Tensor = model(input_ids, attention_mask)
+    return scores.gather(1, last_index(attention_mask)[:, None]).squeeze(1)

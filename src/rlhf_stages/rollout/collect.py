@@ -1,11 +1,12 @@
 """A rollout: prompts, sampled responses, and what the four models say about them.
 
-Legend: B sequences, P prompt tokens (left-padded), R response tokens (right-padded), T = P + R.
+Legend: B sequences, P prompt tokens (left-padded), R response tokens (right-padded), T tokens of the longest text.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from rlhf_stages.args import PPOArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.functional.advantages import gae, kl_estimate, token_rewards
 from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.functional.masking import last_index, moments, whiten
-from rlhf_stages.models.forward import response_logits
+from rlhf_stages.functional.masking import left_aligned, moments, whiten
+from rlhf_stages.models.forward import logits_at
+from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.rollout.generation import Responses
 
 
@@ -39,15 +41,34 @@ class Rollout:
     scores: Tensor
     ended: Tensor
 
-    @property
-    def input_ids(self) -> Tensor:
-        """Prompt and response, (B, T)."""
-        return torch.cat([self.prompt_ids, self.response_ids], dim=1)
+    @cached_property
+    def texts(self) -> "Texts":
+        """Prompts and responses as the models read them."""
+        prompts = PromptBatch(self.prompt_ids, self.prompt_mask)
+        return join(prompts, Responses(self.response_ids, self.response_mask, self.ended))
 
-    @property
-    def attention_mask(self) -> Tensor:
-        """True at every real token, (B, T)."""
-        return torch.cat([self.prompt_mask, self.response_mask], dim=1)
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts with their responses, right-padded: ids, mask (B, T); places (B, R).
+
+    `places[:, t]` is where response token t is predicted: at the token before it. It is where its logits and the value
+    of the state before it stand. Off the response it is a place like any other.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    places: Tensor
+
+
+def join(prompts: PromptBatch, responses: Responses) -> Texts:
+    """Left-padded prompts and right-padded responses to texts that are padded on the right only."""
+    ids, mask = left_aligned(
+        torch.cat([prompts.input_ids, responses.ids], dim=1),
+        torch.cat([prompts.attention_mask, responses.mask], dim=1),
+    )
+    places = prompts.attention_mask.sum(1, keepdim=True) - 1 + torch.arange(responses.ids.shape[1], device=ids.device)
+    return Texts(ids, mask, places.clamp(max=ids.shape[1] - 1))
 
 
 @dataclass(frozen=True)
@@ -82,17 +103,12 @@ def score_responses(
     The log-probabilities are those of the training forward, not of the sampler, so that the ratio starts at 1. Place t
     of `values` is the value before token t was chosen; the score is read at the last token of the text.
     """
-    ids = torch.cat([prompts.input_ids, responses.ids], dim=1)
-    mask = torch.cat([prompts.attention_mask, responses.mask], dim=1)
-    size = responses.ids.shape[1]
+    texts = join(prompts, responses)
     logprobs, ref_logprobs = (
-        torch.where(
-            responses.mask, gather_logprobs(response_logits(model, ids, mask, size), responses.ids, temperature), 0
-        )
+        torch.where(responses.mask, response_logprobs(model, texts, responses.ids, temperature), 0)
         for model in (actor, reference)
     )
-    values = critic(ids, mask)[:, -size - 1 : -1]  # (B, R)
-    scores = reward_model(ids, mask).gather(1, last_index(mask)[:, None]).squeeze(1)  # (B,)
+    values = response_values(critic, texts)
     return Rollout(
         prompt_ids=prompts.input_ids,
         prompt_mask=prompts.attention_mask,
@@ -101,9 +117,42 @@ def score_responses(
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
         values=torch.where(responses.mask, values, 0),
-        scores=scores,
+        scores=end_scores(reward_model, texts.ids, texts.mask),
         ended=responses.ended,
     )
+
+
+def response_logprobs(model: nn.Module, texts: Texts, response_ids: Tensor, temperature: float) -> Tensor:
+    """Log-probability of each response token, (B, R) fp32, in nats; what stands off the response means nothing."""
+    return gather_logprobs(logits_at(model, texts.ids, texts.mask, texts.places), response_ids, temperature)
+
+
+def response_values(critic: nn.Module, texts: Texts) -> Tensor:
+    """Value of the state before each response token, (B, R); what stands off the response means nothing."""
+    values: Tensor = critic(texts.ids, texts.mask)
+    return values.gather(1, texts.places)
+
+
+def check_finite(rollout: Rollout) -> None:
+    """Refuse a rollout with a NaN or an infinity, and say which model it came from.
+
+    Raises:
+        FloatingPointError: there is one.
+    """
+    sources = {
+        "logprobs": "log-probabilities of the actor",
+        "ref_logprobs": "log-probabilities of the reference",
+        "values": "values of the critic",
+        "scores": "scores of the reward model",
+    }
+    for name, source in sources.items():
+        bad = ~torch.isfinite(getattr(rollout, name))
+        if bad.any():
+            rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
+            raise FloatingPointError(
+                f"the {source} are not finite for {len(rows)} of {len(bad)} responses (rows {rows[:8]} of the rollout);"
+                " lower the learning rate, or use --precision=bf16-mixed rather than 16-mixed"
+            )
 
 
 def make_experience(
