@@ -11,7 +11,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from rlhf_stages.args import ChatArgs, parse, run
+from rlhf_stages.args import ChatArgs
+from rlhf_stages.cli import parse, run
 
 if TYPE_CHECKING:
     from rlhf_stages.chat import ChatSession

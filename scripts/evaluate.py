@@ -3,7 +3,8 @@
 
 from typing import Any
 
-from rlhf_stages.args import EvaluateArgs, FabricArgs, GenerationArgs, parse, run
+from rlhf_stages.args import EvaluateArgs, FabricArgs, GenerationArgs
+from rlhf_stages.cli import parse, run
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_stages.args import ImportGgufArgs, parse, run
+from rlhf_stages.args import ImportGgufArgs
+from rlhf_stages.cli import parse, run
 
 if TYPE_CHECKING:
     from torch import Tensor

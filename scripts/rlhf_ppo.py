@@ -4,7 +4,8 @@
 import time
 from pathlib import Path
 
-from rlhf_stages.args import FabricArgs, ModelArgs, PPOArgs, RolloutArgs, parse, run
+from rlhf_stages.args import FabricArgs, ModelArgs, PPOArgs, RolloutArgs
+from rlhf_stages.cli import parse, run
 
 
 def main(argv: list[str] | None = None) -> Path:

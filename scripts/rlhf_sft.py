@@ -4,7 +4,8 @@
 import time
 from pathlib import Path
 
-from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs, SFTArgs, parse, run
+from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs, SFTArgs
+from rlhf_stages.cli import parse, run
 
 
 def main(argv: list[str] | None = None) -> Path:

@@ -19,9 +19,8 @@ from rlhf_stages.args import (
     SFTArgs,
     TextDataArgs,
     TrainArgs,
-    parse,
-    run,
 )
+from rlhf_stages.cli import parse, run
 
 # What each group needs to be parsed at all
 REQUIRED = {

@@ -33,7 +33,7 @@ def test_layers_hold():
 
 def test_arguments_import_without_torch_and_at_once():
     code = (
-        "import sys, time; started = time.perf_counter(); import rlhf_stages.args;"
+        "import sys, time; started = time.perf_counter(); import rlhf_stages.args, rlhf_stages.cli;"
         "print(time.perf_counter() - started, *sys.modules)"
     )
     runs = [
@@ -125,4 +125,4 @@ def test_scripts_parse_their_arguments_before_anything_heavy(path):
     heavy = {"torch", "transformers", "lightning", "datasets", "peft", "gguf", "gradio"}
     modules = set(imported(top_level))
     assert {name.partition(".")[0] for name in modules}.isdisjoint(heavy)
-    assert {name for name in modules if name.startswith("rlhf_stages")} <= {"rlhf_stages.args"}
+    assert {name for name in modules if name.startswith("rlhf_stages")} <= {"rlhf_stages.args", "rlhf_stages.cli"}

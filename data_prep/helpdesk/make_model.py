@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from rlhf_stages.args import parse, run
+from rlhf_stages.cli import parse, run
 
 import corpus
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_stages.args import TextDataArgs, parse, run
+from rlhf_stages.args import TextDataArgs
+from rlhf_stages.cli import parse, run
 
 import corpus
 

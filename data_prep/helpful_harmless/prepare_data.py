@@ -9,7 +9,8 @@ the same side of every split.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_stages.args import TextDataArgs, parse, run
+from rlhf_stages.args import TextDataArgs
+from rlhf_stages.cli import parse, run
 
 if TYPE_CHECKING:
     from rlhf_stages.data.sources import Example

@@ -9,7 +9,8 @@ two validation splits, valid1 is used and valid2 is left out. Posts occur with s
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_stages.args import TextDataArgs, parse, run
+from rlhf_stages.args import TextDataArgs
+from rlhf_stages.cli import parse, run
 
 if TYPE_CHECKING:
     from rlhf_stages.data.sources import Example

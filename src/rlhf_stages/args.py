@@ -1,22 +1,16 @@
-"""Every command-line argument of the project, and the parser that turns argv into frozen dataclasses.
+"""Every command-line argument of the project, as frozen dataclasses that `rlhf_stages.cli` parses.
 
-A script asks for the groups it needs: `sft, model, generation, fabric = parse(SFTArgs, ModelArgs, ...)`. The comment
-beside a field is its `--help` text. This module must not import torch: `--help` has to answer at once.
+The comment beside a field is its `--help` text. This module must not import torch: `--help` has to answer at once.
 """
 
 import ast
 import dataclasses
-import difflib
-import sys
-import typing
-import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import simple_parsing
-from simple_parsing import ConflictResolution, field
+from simple_parsing import field
 
 
 def flag(default: bool) -> Any:
@@ -355,67 +349,6 @@ class EvaluateArgs(Args):
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
 
 
-def parse(*groups: type, argv: Sequence[str] | None = None, description: str | None = None) -> tuple[Any, ...]:
-    """Parse argv into one instance of each dataclass in `groups`.
-
-    `--config file.yaml` supplies any of the flags; the command line wins. Wrong input ends in argparse's usage error.
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = simple_parsing.ArgumentParser(
-        description=description, allow_abbrev=False, conflict_resolution=ConflictResolution.NONE
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags; the command line wins")
-    for group in groups:
-        parser.add_arguments(group, dest=group.__name__)
-    try:
-        tokens = _config_tokens(argv, groups) + argv
-        namespace = parser.parse_args(tokens)
-    except ValueError as error:
-        parser.error(str(error))
-    except SystemExit as stop:
-        # simple-parsing prints a complaint about `--no_x=True` and leaves with 0, as if all were well
-        raise SystemExit(stop.code or (0 if {"-h", "--help"} & set(argv) else 2)) from None
-    return tuple(getattr(namespace, group.__name__) for group in groups)
-
-
-def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
-    """The flags of the `--config` file as command-line tokens, to stand before the real ones."""
-    path = None
-    for token, following in zip(argv, [*argv[1:], ""], strict=False):
-        if token == "--config":
-            path = following
-        elif token.startswith("--config="):
-            path = token.removeprefix("--config=")
-    if path is None:
-        return []
-    if not path or path.startswith("--"):
-        raise ValueError("--config needs a file")
-    import yaml
-
-    try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
-    known = {f.name for group in groups for f in dataclasses.fields(group)} | {"model_name_or_path"}
-    for key in config:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
-    lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
-    tokens = []
-    for key, value in config.items():
-        if key in lists and isinstance(value, list):
-            tokens += [f"--{key}", *map(str, value)]
-        elif isinstance(value, list):
-            tokens.append(f"--{key}={','.join(map(str, value))}")
-        elif value is not None:
-            tokens.append(f"--{key}={value}")
-    return tokens
-
-
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -424,13 +357,3 @@ def _require(condition: bool, message: str) -> None:
 def _changed(args: Any, name: str) -> bool:
     default: Any = next(f.default for f in dataclasses.fields(args) if f.name == name)
     return bool(getattr(args, name) != default)
-
-
-def run(main: Callable[[], object]) -> None:
-    """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
-    try:
-        main()
-    except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None

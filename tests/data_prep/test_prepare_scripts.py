@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from rlhf_stages.args import run
+from rlhf_stages.cli import run
 from rlhf_stages.data.dialogue import CHAT_TEMPLATE
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.sources import SkipRecord

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_stages.args import run
+from rlhf_stages.cli import run
 from rlhf_stages.experiment import resolve_checkpoint
 
 from helpers import ROOT, load_script, make_tokenizer, run_stage, write_data, write_toy_data

@@ -33,7 +33,7 @@ FABRIC = {
     "accelerator": "auto", "devices": "auto", "num_nodes": "1", "strategy": "auto", "precision": "32-true"
 }  # fmt: skip
 PREPARE = {
-    "destination_dir": "None", "tokenizer_name": "None", "stage": "finetune", "max_length": "512",
+    "destination_dir": "required", "tokenizer_name": "required", "stage": "finetune", "max_length": "512",
     "max_prompt_length": "256", "num_samples": "None", "mask_prompt": "True", "ignore_index": "-1",
     "remove_same_responses": "True", "remove_same_inputs": "True", "minimum_response_length": "2",
     "save_skipped_examples": "False", "shuffle": "True", "seed": "42", "validation_percentage": "0.1",
@@ -52,8 +52,8 @@ FLAGS = {
         "rollout_size": "128", "rollout_mini_batch_size": "32", "ppo_epochs": "1", "normalize_rewards": "True",
         "normalize_advantages": "True", "adaptive_kl_coeff": "False", "clip_rewards": "True",
         "reward_clip_value": "5.0", "init_kl_coeff": "0.1", "target_kl_coeff": "0.1", "clip_coeff": "0.2",
-        "vf_coeff": "0.1", "gae_gamma": "1.0", "gae_lambd": "0.95", "sft_experiment_dir": "None",
-        "rm_experiment_dir": "None", "actor_learning_rate": "1e-06", "critic_learning_rate": "1e-06",
+        "vf_coeff": "0.1", "gae_gamma": "1.0", "gae_lambd": "0.95", "sft_experiment_dir": "required",
+        "rm_experiment_dir": "required", "actor_learning_rate": "1e-06", "critic_learning_rate": "1e-06",
     },
     "data_prep/helpful_harmless/prepare_data.py": PREPARE,
     "data_prep/summarization/prepare_data.py": PREPARE,
@@ -80,7 +80,8 @@ def entries(text):
     blocks = re.split(r"\n  (?=--\w)", text)[1:]
     found = {}
     for block in blocks:
-        names, _, rest = " ".join(block.split("\n\n")[0].split()).partition(" (default: ")
+        block = " ".join(block.split("\n\n")[0].split()).replace(" (required)", " (default: required)")
+        names, _, rest = block.partition(" (default: ")
         flags = re.match(r"(?:--\w+(?: \[?\w+\]?| \{[^}]*\}| \[\w+ \.\.\.\]| \w+ \[\w+ \.\.\.\])?(?:, )?)+", names)
         for flag in re.findall(r"--(\w+)", flags[0]):
             found[flag] = (names[flags.end() :].strip(), rest.removesuffix(")"))
