@@ -25,26 +25,29 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
-    from rlhf_stages.functional.losses import policy_loss, value_loss
-    from rlhf_stages.functional.metrics import explained_variance, policy_statistics
-    from rlhf_stages.kl_control import AdaptiveKL, FixedKL
-    from rlhf_stages.models.forward import unwrap
-    from rlhf_stages.models.loading import load_causal, load_scalar, parameter_summary, prepare_training
+    from rlhf_stages.functional.masking import moments
+    from rlhf_stages.kl_control import make_kl_control
+    from rlhf_stages.models.actor_critic import ActorCritic, policy_of
+    from rlhf_stages.models.forward import check_context
+    from rlhf_stages.models.loading import load_causal, load_critic, load_scalar, parameter_summary, prepare_training
     from rlhf_stages.models.start import check_model_name
-    from rlhf_stages.optim import make_optimizer
+    from rlhf_stages.optim import set_up
     from rlhf_stages.rollout.collect import (
-        Experience,
         Rollout,
         check_finite,
         concatenate,
-        make_experience,
-        response_logprobs,
+        policy_outputs,
         response_values,
         score_responses,
     )
+    from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
+    from rlhf_stages.rollout.generation import make_sampler
+    from rlhf_stages.rollout.health import HealthMonitor, health_metrics
     from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample, sample
-    from rlhf_stages.rollout.statistics import rollout_metrics
-    from rlhf_stages.tracking import Averages, Tracker, distribution
+    from rlhf_stages.rollout.self_check import self_check
+    from rlhf_stages.rollout.statistics import experience_metrics, rollout_metrics
+    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.value_norm import ValueNorm
 
     # 1. Parents, and the prompts
     sft_checkpoint, sft_args = parent_checkpoint(args.sft_experiment_dir, stage="sft", flag="--sft_experiment_dir")
@@ -59,61 +62,68 @@ def main(argv: list[str] | None = None) -> Path:
         info.path, loop.prompt_shard_name(info.path, "validation"), responses=0, vocab_size=len(tokenizer)
     )
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
+    sampler, group_size = make_sampler(rollout_args, tokenizer), rollout_args.num_return_sequences
+    if args.advantage_estimator != "gae" and group_size < 2:
+        raise ValueError(f"--advantage_estimator={args.advantage_estimator} needs --num_return_sequences of at least 2")
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)
+    plan = loop.Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
     model_args = replace(model_args, disable_dropout=True)
-    actor = prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args)
-    critic = prepare_training(load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True), model_args)
     reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
+    check_context(reference, shard.longest_prompt + rollout_args.max_new_tokens)
     reward_model = loop.freeze(fabric, load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True))
-    fabric.print(f"actor: {parameter_summary(actor)}\ncritic: {parameter_summary(critic)}")
-    actor_optimizer = make_optimizer(actor, args, args.actor_learning_rate)
-    critic_optimizer = make_optimizer(critic, args, args.critic_learning_rate)
-    actor, actor_optimizer = fabric.setup(actor, actor_optimizer)
-    critic, critic_optimizer = fabric.setup(critic, critic_optimizer)
-    if args.adaptive_kl_coeff:
-        kl_control = AdaptiveKL(args.init_kl_coeff, target=args.target_kl_coeff, horizon=args.kl_horizon)
-    else:
-        kl_control = FixedKL(args.init_kl_coeff)
+    actor = prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args)
+    if args.critic == "shared":
+        actor = ActorCritic(actor)
+    fabric.print(f"actor: {parameter_summary(actor)}")
+    actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
+    critic = None
+    if args.critic == "separate":
+        start = {"rm": rm_checkpoint, "sft": sft_checkpoint}[args.critic_init]
+        critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_init == "rm")
+        critic = prepare_training(critic, model_args)
+        fabric.print(f"critic: {parameter_summary(critic)}")
+        critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
+    kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
+    value_norm = ValueNorm() if args.normalize_values else None
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric)
-    plan = loop.Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, "rm": rm_checkpoint}
     experiment = loop.open_experiment(fabric, args, info, "ppo", groups, parents)
-    tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+    tracker, health = Tracker(experiment, fabric, plan.total_steps, groups), HealthMonitor()
 
-    # 4. Rollout: sample from the actor, then let all four models read the result
+    # 4. Rollout: sample from the actor, then let all models read the result
     def roll_out(prompts: PromptBatch) -> Rollout:
-        responses = sample(unwrap(actor), prompts, tokenizer, rollout_args, fabric)
+        responses = sample(policy_of(actor), prompts, tokenizer, rollout_args, fabric)
         with fabric.autocast():
             return score_responses(
-                prompts.repeat(rollout_args.num_return_sequences),
+                prompts.repeat(group_size),
                 responses,
                 actor=actor,
                 reference=reference,
                 critic=critic,
                 reward_model=reward_model,
-                temperature=rollout_args.temperature,
+                sampler=sampler,
+                value_norm=value_norm,
             )
 
     # 5. Losses: means over the response tokens of all micro-batches and devices of a step
     def count(batch: Experience) -> torch.Tensor:
         return batch.rollout.response_mask.sum()
 
-    def policy_loss_sum(batch: Experience) -> torch.Tensor:
-        r = batch.rollout
-        logprobs = response_logprobs(actor, r.texts, r.response_ids, rollout_args.temperature)
-        statistics = policy_statistics(logprobs.detach(), r.logprobs, r.response_mask, args.clip_coeff)
+    def actor_loss_sum(batch: Experience) -> torch.Tensor:
+        logits, values = policy_outputs(actor, batch.rollout.texts, sampler)
+        loss, statistics = policy_objective(batch, logits, args)
         averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
-        return policy_loss(logprobs, r.logprobs, batch.advantages, r.response_mask, args.clip_coeff)[0]
+        if values is not None:
+            loss = loss + args.vf_coeff * value_objective(batch, values, args, value_norm)
+        return loss
 
-    def value_loss_sum(batch: Experience) -> torch.Tensor:
-        r = batch.rollout
-        values = response_values(critic, r.texts)
-        return value_loss(values, r.values, batch.returns, r.response_mask, args.clip_coeff)[0]
+    def critic_loss_sum(batch: Experience) -> torch.Tensor:
+        return value_objective(batch, response_values(critic, batch.rollout.texts), args, value_norm)
 
     @torch.no_grad()
     def validate(step: int) -> float:
@@ -125,65 +135,63 @@ def main(argv: list[str] | None = None) -> Path:
             averages.update(rollout_metrics(rollout, "val"), weight=len(rollout.scores))
         metrics = averages.compute()
         tracker.log(metrics, step)
-        log_example(unwrap(actor), example, tokenizer, rollout_args, fabric, tracker, step)
+        log_example(policy_of(actor), example, tokenizer, rollout_args, fabric, tracker, step)
         return metrics.get("val/reward_mean", float("nan"))
 
     # 6. Train: one step is one rollout and its updates
     first, best = validate(step=0), float("-inf")
     averages, step = Averages(fabric), 0
     for prompt_batches in plan.steps(shard, collate):
+        if step == 0 and args.self_check:
+            checked = self_check(
+                actor, reference, prompt_batches[0], rollout_args, sampler, tokenizer.pad_token_id, fabric
+            )
+            tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         started = time.perf_counter()
         rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])
         check_finite(rollout)
-        experience = make_experience(rollout, args, kl_control.coeff, partial(loop.global_sum, fabric))
+        experience = make_experience(rollout, args, kl_control.coeff, group_size, partial(loop.global_sum, fabric))
         rollout_time = time.perf_counter() - started
 
         started = time.perf_counter()
-        actor.train()
-        critic.train()
-        for epoch in range(args.ppo_epochs):
-            for window in loop.epoch_windows(
-                len(rollout.scores),
-                mini=args.mini_batch_size,
-                micro=args.micro_batch_size,
-                seed=args.seed,
-                epoch=step * args.ppo_epochs + epoch,
-            ):
-                batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
-                actor_loss, tokens = loop.accumulate(fabric, actor, batches, policy_loss_sum, count)
-                critic_loss, _ = loop.accumulate(fabric, critic, batches, value_loss_sum, count, weight=args.vf_coeff)
-                norms = {
-                    "info/actor_grad_norm": loop.optimizer_step(
-                        fabric, actor, actor_optimizer, args.gradient_clip_val, "actor's"
-                    ),
-                    "info/critic_grad_norm": loop.optimizer_step(
-                        fabric, critic, critic_optimizer, args.gradient_clip_val, "critic's"
-                    ),
-                }
-                averages.update({"train/actor_loss": actor_loss, "train/critic_loss": critic_loss}, weight=tokens)
-                averages.update(norms)
+        for model in filter(None, (actor, critic)):
+            model.train()
+        for window in loop.update_windows(len(rollout.scores), args, step):
+            batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
+            if step >= args.critic_warmup_steps:
+                loss, tokens = loop.accumulate(fabric, actor, batches, actor_loss_sum, count)
+                norm = loop.optimizer_step(fabric, actor, actor_optimizer, args.gradient_clip_val, "actor's")
+                averages.update({"train/actor_loss": loss, "info/actor_grad_norm": norm}, weight=tokens)
+            if critic is not None:
+                loss, tokens = loop.accumulate(fabric, critic, batches, critic_loss_sum, count, weight=args.vf_coeff)
+                norm = loop.optimizer_step(fabric, critic, critic_optimizer, args.gradient_clip_val, "critic's")
+                averages.update({"train/critic_loss": loss, "info/critic_grad_norm": norm}, weight=tokens)
+            if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
+                break
         step += 1
 
         # 7. Steer, log, validate, save
-        averages.update(rollout_metrics(rollout, "train"), weight=len(rollout.scores))
-        metrics = averages.compute()
+        averages.update({**rollout_metrics(rollout, "train"), **health_metrics(rollout)}, weight=len(rollout.scores))
+        metrics = averages.compute() | experience_metrics(experience, fabric)
         metrics |= {"info/ppo_time": time.perf_counter() - started, "info/rollout_time": rollout_time}
-        metrics |= {"info/kl_coeff": kl_control.coeff}
-        kl_control.update(metrics["train/kl_div_mean"], len(rollout.scores) * fabric.world_size)
+        metrics |= {"info/kl_coeff": kl_control.coeff, "info/lr": actor_schedule.get_last_lr()[0]}
+        kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
+        actor_schedule.step()
+        if critic is not None:
+            critic_schedule.step()
+        if value_norm is not None:
+            value_norm.update(loop.global_sum(fabric, moments(experience.returns, rollout.response_mask)))
         tracker.advance()
+        for warning in health.check(metrics, step):
+            tracker.message(f"warning: {warning}")
         if loop.is_due(step, args.log_interval, plan.total_steps):
-            mask = rollout.response_mask
-            metrics |= {"info/explained_variance": float(explained_variance(rollout.values, experience.returns, mask))}
-            metrics |= distribution("debug/reward_scores", rollout.scores, fabric)
-            metrics |= distribution("debug/advantages", experience.advantages[mask], fabric)
-            metrics |= distribution("debug/returns", experience.returns[mask], fabric)
             tracker.log(metrics, step)
             log_rollout_sample(rollout, tokenizer, tracker, step)
         saving = loop.is_due(step, args.save_interval, plan.total_steps)
         if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
             reward = validate(step)
         if saving:
-            loop.save_checkpoint(fabric, experiment, step, actor, tokenizer)
+            loop.save_checkpoint(fabric, experiment, step, policy_of(actor), tokenizer)
             if not reward < best:
                 best = reward
                 experiment.mark_best(step)

@@ -21,6 +21,7 @@ from transformers import (
 
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, encode_response
+from rlhf_stages.rollout.generation import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("gpt2", "opt", "llama", "neox")
@@ -150,6 +151,11 @@ def read_metrics(experiment_dir):
                 if name != "step" and value:
                     columns.setdefault(name, {})[int(row["step"])] = float(value)
     return columns
+
+
+def plain_sampler(temperature=1.0, min_new_tokens=0, stop_ids=(2,), vocab_size=100):
+    """The distribution of a model over the ids of `make_tokenizer`."""
+    return Sampler(temperature, min_new_tokens, tuple(stop_ids), vocab_size)
 
 
 def left_padded(rows, pad):

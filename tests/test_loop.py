@@ -16,16 +16,18 @@ from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_pref
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.shards import Record, ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt
-from rlhf_stages.functional.losses import REWARD_LOSSES, policy_loss, sft_loss, value_loss
+from rlhf_stages.functional.losses import REWARD_LOSSES, sft_loss
 from rlhf_stages.models.forward import text_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
-from rlhf_stages.rollout.collect import make_experience, response_logprobs, response_values, score_responses
+from rlhf_stages.rollout.collect import policy_outputs, response_values, score_responses
+from rlhf_stages.rollout.experience import make_experience, policy_objective, value_objective
 from rlhf_stages.rollout.generation import Responses
 
 from helpers import (
     ROOT,
     left_padded,
     make_tokenizer,
+    plain_sampler,
     read_metrics,
     right_padded,
     run_stage,
@@ -303,9 +305,11 @@ class Actor:
         )
         other = load_causal(save_causal(folder / "b", seed=1), tokenizer, args)
         models = {"actor": self.model, "reference": other, "critic": self.critic, "reward_model": self.critic}
-        rollout = score_responses(prompts, responses, **models, temperature=0.7)
-        flags = PPOArgs(sft_experiment_dir="", rm_experiment_dir="")
-        self.experience = make_experience(rollout, flags, kl_coeff=0.1)
+        rollout = score_responses(prompts, responses, **models, sampler=plain_sampler(0.7))
+        self.args = PPOArgs(
+            sft_experiment_dir="", rm_experiment_dir="", entropy_coeff=0.1, kl_loss_coeff=0.1, normalize_rewards=False
+        )
+        self.experience = make_experience(rollout, self.args, kl_coeff=0.1)
 
     def batches(self, sizes):
         rows = iter(range(8))
@@ -316,9 +320,8 @@ class Actor:
         return batch.rollout.response_mask.sum()
 
     def loss_sum(self, model, batch):
-        r = batch.rollout
-        logprobs = response_logprobs(model, r.texts, r.response_ids, 0.7)
-        return policy_loss(logprobs, r.logprobs, batch.advantages, r.response_mask, 0.2)[0]
+        logits, _ = policy_outputs(model, batch.rollout.texts, plain_sampler(0.7))
+        return policy_objective(batch, logits, self.args)[0]
 
 
 class Critic(Actor):
@@ -329,8 +332,7 @@ class Critic(Actor):
         self.model = self.critic
 
     def loss_sum(self, model, batch):
-        r = batch.rollout
-        return value_loss(response_values(model, r.texts), r.values, batch.returns, r.response_mask, 0.2)[0]
+        return value_objective(batch, response_values(model, batch.rollout.texts), self.args)
 
 
 def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):

@@ -8,7 +8,7 @@ import torch
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs
 from rlhf_stages.models.forward import unwrap
-from rlhf_stages.rollout import collect
+from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import run_stage
 
@@ -26,7 +26,7 @@ def main(folder):
     """Run SFT, RM and PPO; leave `rank<r>.pt` with each process's models and experience."""
     fabric = loop.start_fabric(FabricArgs(accelerator="cpu", devices="2", strategy="ddp"), seed=42)
     held = {"models": [], "experience": []}
-    save, make = loop.save_checkpoint, collect.make_experience
+    save, make = loop.save_checkpoint, rollout_experience.make_experience
 
     def saving(fabric, experiment, step, model, tokenizer):
         held["models"].append({name: weight.clone() for name, weight in unwrap(model).state_dict().items()})
@@ -37,7 +37,7 @@ def main(folder):
         held["experience"].append({**vars(experience.rollout), **vars(experience), "rollout": None})
         return experience
 
-    loop.save_checkpoint, collect.make_experience = saving, making
+    loop.save_checkpoint, rollout_experience.make_experience = saving, making
     data, model, runs = folder / "toy" / "tiny", folder / "model", folder / "two"
     sft = run_stage("sft", runs, data, f"--model_name={model}", *TWO, *SFT, "--max_new_tokens=4")
     rm = run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)

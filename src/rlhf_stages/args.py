@@ -25,7 +25,11 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("optimizer_beta1", "optimizer_beta2"), (0, 0.99999)),
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "critic_learning_rate"), (0, 10)),
     **dict.fromkeys(("temperature", "optimizer_eps", "gradient_clip_val", "reward_clip_value"), (1e-12, 1e12)),
-    **dict.fromkeys(("clip_coeff", "target_kl_coeff"), (1e-12, 1e12)),
+    **dict.fromkeys(("clip_coeff", "clip_coeff_high", "value_clip_coeff"), (1e-12, 1e12)),
+    **dict.fromkeys(("target_kl_coeff", "huber_delta"), (1e-12, 1e12)),
+    **dict.fromkeys(("dual_clip", "entropy_coeff", "kl_loss_coeff", "early_stop_kl"), (0, 1e12)),
+    **dict.fromkeys(("actor_lr_warmup_steps", "critic_lr_warmup_steps", "critic_warmup_steps"), (0, 2**62)),
+    **dict.fromkeys(("min_new_tokens",), (0, 2**62)),
     **dict.fromkeys(("init_kl_coeff", "vf_coeff", "missing_eos_penalty", "weight_decay", "lora_alpha"), (0, 1e12)),
     **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "seed"), (0, 2**62)),
     **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
@@ -159,9 +163,15 @@ class GenerationArgs(Args):
     top_p: float = 1.0  # Sample from the most probable tokens that together reach p; 1.0 is off
     temperature: float = 1.0  # Logits are divided by this
     num_return_sequences: int = 1  # Responses per prompt
+    min_new_tokens: int = 0  # Tokens of a response at least, its stop token included
+    stop_token: str | None = None  # A token that ends a response, besides the tokenizer's EOS
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require(
+            self.min_new_tokens <= self.max_new_tokens,
+            f"--min_new_tokens {self.min_new_tokens} is more than --max_new_tokens {self.max_new_tokens}",
+        )
         if not self.do_sample:
             changed = [name for name in ("top_k", "top_p", "temperature") if _changed(self, name)]
             _require(not changed, f"--{' --'.join(changed)} only act when sampling, not with --do_sample=False")
@@ -249,26 +259,80 @@ class PPOArgs(TrainArgs):
     """Proximal policy optimization. One step is one rollout of rollout_size prompts with its updates."""
 
     sft_experiment_dir: str  # SFT experiment (or one of its checkpoints): actor and reference start here
-    rm_experiment_dir: str  # RM experiment (or one of its checkpoints): critic and reward model start here
+    rm_experiment_dir: str  # RM experiment (or one of its checkpoints): the reward model, and where the critic starts
     eval_iters: int | None = 4  # Validation rollouts (of rollout_mini_batch_size prompts) at most; none: all
     rollout_size: int = 128  # Prompts per rollout and device
     rollout_mini_batch_size: int = 32  # Prompts per generation batch and device; at most rollout_size
     ppo_epochs: int = 1  # Passes over a rollout
-    normalize_rewards: bool = flag(True)  # Scale the scores of a rollout to standard deviation 1, mean kept
-    normalize_advantages: bool = flag(True)  # Whiten advantages over all tokens of a rollout on all devices
-    adaptive_kl_coeff: bool = flag(False)  # Steer the KL coefficient towards target_kl_coeff
+    self_check: bool = flag(True)  # Before the first update: what was sampled, scored and will be trained must agree
+
     clip_rewards: bool = flag(True)  # Clip scores to +-reward_clip_value
     reward_clip_value: float = 5.0  # In units of the reward model
-    init_kl_coeff: float = 0.1  # KL coefficient (start value when adaptive)
-    target_kl_coeff: float = 0.1  # Target of the adaptive controller: mean KL per response token, in nats
-    kl_horizon: int = 10_000  # Samples over which the adaptive controller reacts
-    clip_coeff: float = 0.2  # Clip range of the ratio, and of the values
-    vf_coeff: float = 0.1  # Weight of the value loss
+    normalize_rewards: bool = flag(True)  # Scale the scores of a rollout to standard deviation 1, mean kept
+    missing_eos_penalty: float = 0.0  # Subtracted from the score of a response that was cut off before a stop token
+
+    init_kl_coeff: float = 0.1  # KL coefficient in the reward (start value when adaptive)
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"  # Of the KL in the reward; k1 has the right gradient there
+    adaptive_kl_coeff: bool = flag(False)  # Steer the KL coefficient towards target_kl_coeff
+    kl_controller: Literal["horizon", "error"] = "horizon"  # Adaptive: over a horizon of samples, or 2 % a step at most
+    target_kl_coeff: float = 0.1  # Target of the adaptive controller: mean KL in nats, per what kl_target_per says
+    kl_target_per: Literal["token", "response"] = "token"  # What the target counts: KL of a token, or of a response
+    kl_horizon: int = 10_000  # Samples over which the horizon controller reacts
+    kl_loss_coeff: float = 0.0  # Weight of the KL to the reference as a loss term; 0 is off
+
+    advantage_estimator: Literal["gae", "rloo", "grpo"] = "gae"  # rloo, grpo: several responses per prompt, no critic
     gae_gamma: float = 1.0  # Discount
     gae_lambd: float = 0.95  # Lambda of generalized advantage estimation
-    actor_learning_rate: float = 1e-6  # Constant
-    critic_learning_rate: float = 1e-6  # Constant
-    missing_eos_penalty: float = 0.0  # Subtracted from the score of a response that was cut off before EOS
+    normalize_advantages: bool = flag(True)  # Whiten GAE's advantages over all tokens of a rollout on all devices
+
+    clip_coeff: float = 0.2  # Clip range of the ratio, and of the values
+    clip_coeff_high: float | None = None  # Upper clip range of the ratio; none: clip_coeff
+    dual_clip: float = 0.0  # Bound of the loss for negative advantages, 3 by custom; 0 is off
+    entropy_coeff: float = 0.0  # Weight of the entropy bonus
+    early_stop_kl: float = 0.0  # Stop the updates of a rollout at this KL from the sampling policy, in nats; 0 is off
+
+    critic_init: Literal["rm", "sft"] = "rm"  # Critic starts from the reward model, or from the actor with a head of 0
+    share_actor_critic: bool = flag(False)  # The critic is a head on the actor's trunk: two networks less
+    critic_warmup_steps: int = 0  # Steps in which only the critic trains
+    vf_coeff: float = 0.1  # Weight of the value loss
+    value_loss: Literal["mse", "huber"] = "mse"  # Error of the values
+    huber_delta: float = 10.0  # Where the Huber error turns from square to line
+    value_clip_coeff: float | None = None  # Clip range of the values; none: clip_coeff
+    normalize_values: bool = flag(False)  # The critic learns returns on the scale of their running mean and deviation
+
+    actor_learning_rate: float = 1e-6  # Peak learning rate of the actor (and of a shared trunk)
+    actor_lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # Falls to a tenth, or 1e-6
+    actor_lr_warmup_steps: int = 0  # Steps of linear warm-up
+    critic_learning_rate: float = 1e-6  # Peak learning rate of the critic
+    critic_lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # Falls to a tenth, or 1e-6
+    critic_lr_warmup_steps: int = 0  # Steps of linear warm-up
+
+    @property
+    def kl_control(self) -> str:
+        """Name of the controller of the KL coefficient."""
+        return self.kl_controller if self.adaptive_kl_coeff else "fixed"
+
+    @property
+    def kl_metric(self) -> str:
+        """The metric that the target of the controller is about."""
+        return {"token": "train/kl_div_mean", "response": "train/kl_sequence"}[self.kl_target_per]
+
+    @property
+    def critic(self) -> Literal["none", "shared", "separate"]:
+        """Where the values come from."""
+        if self.advantage_estimator != "gae":
+            return "none"
+        return "shared" if self.share_actor_critic else "separate"
+
+    @property
+    def actor_rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps of the actor."""
+        return self.actor_learning_rate, self.actor_lr_schedule, self.actor_lr_warmup_steps
+
+    @property
+    def critic_rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps of the critic."""
+        return self.critic_learning_rate, self.critic_lr_schedule, self.critic_lr_warmup_steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -281,15 +345,28 @@ class PPOArgs(TrainArgs):
             f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
         )
         _require(
-            self.clip_rewards or not _changed(self, "reward_clip_value"), "--reward_clip_value needs --clip_rewards"
-        )
-        steered = [name for name in ("target_kl_coeff", "kl_horizon") if _changed(self, name)]
-        _require(self.adaptive_kl_coeff or not steered, f"--{' --'.join(steered)} only act with --adaptive_kl_coeff")
-        _require(
             not self.normalize_rewards or self.rollout_size >= 8,
             f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
             " raise it or pass --normalize_rewards=False",
         )
+        critic = "critic_init share_actor_critic critic_warmup_steps vf_coeff value_loss value_clip_coeff"
+        critic += " normalize_values gae_gamma gae_lambd"
+        rates = ("critic_learning_rate", "critic_lr_schedule", "critic_lr_warmup_steps")
+        for needed, met, names in (
+            ("--clip_rewards", self.clip_rewards, ("reward_clip_value",)),
+            (
+                "--adaptive_kl_coeff",
+                self.adaptive_kl_coeff,
+                ("kl_controller", "target_kl_coeff", "kl_target_per", "kl_horizon"),
+            ),
+            ("--kl_controller=horizon", self.kl_controller == "horizon", ("kl_horizon",)),
+            ("--value_loss=huber", self.value_loss == "huber", ("huber_delta",)),
+            ("--advantage_estimator=gae", self.critic != "none", (*critic.split(), *rates)),
+            ("--share_actor_critic=False", not self.share_actor_critic, ("critic_init", "critic_warmup_steps", *rates)),
+        ):
+            changed = [name for name in names if _changed(self, name)]
+            _require(met or not changed, f"--{' --'.join(changed)} only act with {needed}")
+        _require(self.dual_clip == 0 or self.dual_clip > 1, f"--dual_clip is 0 or more than 1, got {self.dual_clip}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +380,8 @@ class ChatArgs(GenerationArgs):
     temperature: float = 0.7  # Logits are divided by this
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply
+    min_new_tokens: int = field(default=0, cmd=False)  # No flag: a reply may be short
+    stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
     seed: int | None = None  # Seed of the sampling; none: every run differs
     device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
     precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute

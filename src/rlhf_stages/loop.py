@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.shards import Record, Shard, open_shard
 from rlhf_stages.experiment import Experiment
@@ -81,6 +81,21 @@ def epoch_windows(
     return [
         [mine[i : min(i + micro, start + mini)] for i in range(start, min(start + mini, len(mine)), micro)]
         for start in range(0, len(mine), mini)
+    ]
+
+
+def update_windows(count: int, args: PPOArgs, step: int) -> list[list[list[int]]]:
+    """Rows of a rollout of `count` responses for each update of a PPO step, over all its epochs."""
+    return [
+        window
+        for epoch in range(args.ppo_epochs)
+        for window in epoch_windows(
+            count,
+            mini=args.mini_batch_size,
+            micro=args.micro_batch_size,
+            seed=args.seed,
+            epoch=step * args.ppo_epochs + epoch,
+        )
     ]
 
 

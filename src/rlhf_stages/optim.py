@@ -2,8 +2,10 @@
 
 import math
 import warnings
+from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -52,10 +54,27 @@ def warmup_cosine(optimizer: Optimizer, peak: float, warmup_steps: int, total_st
     return LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps))
 
 
-def learning_rate_factor(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
-    """Share of the peak learning rate that optimizer step number `step` (from 0) uses."""
+def set_up(
+    fabric: Fabric, model: nn.Module, args: TrainArgs, rate: tuple[float, str, int], total_steps: int
+) -> tuple[Any, Any, LambdaLR]:
+    """Give Fabric a model and its optimizer, and make its schedule.
+
+    Args:
+        rate: peak learning rate, `constant`, `linear` or `cosine`, and steps of linear warm-up; counted as the caller
+            steps the schedule. The floor is that of `warmup_cosine`.
+    """
+    peak, kind, warmup_steps = rate
+    optimizer = make_optimizer(model, args, peak)
+    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps, kind))
+    prepared: Any = fabric.setup(model, optimizer)
+    return *prepared, schedule
+
+
+def learning_rate_factor(step: int, peak: float, warmup_steps: int, total_steps: int, kind: str = "cosine") -> float:
+    """Share of the peak learning rate that step number `step` (from 0) uses."""
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     floor = min(MINIMUM_LEARNING_RATE / peak, 0.1) if peak > 0 else 0.0
     progress = min((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1), 1.0)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    left = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[kind]
+    return floor + (1 - floor) * left

@@ -53,6 +53,10 @@ class Averages:
                     f"{name} is not a number (NaN); lower the learning rate, or check the data and the starting weights"
                 ) from None
 
+    def so_far(self, name: str) -> float:
+        """The mean of one name over every device, 0 if there is none; nothing starts anew."""
+        return float(self._metrics[name].compute()) if name in self._metrics else 0.0
+
     def compute(self) -> dict[str, float]:
         """The means; starts anew. A device that has seen nothing takes part with weight 0, or the others would wait."""
         means = {}

@@ -54,7 +54,7 @@ def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
     assert [reply.prompt for reply in replies] == [tokenizer.decode(prompt[1:]) for prompt in prompts]
 
     sizes = [3] * 2 * sequences + [5] * sequences  # the first batch is padded to three tokens, the second has five
-    rows = [row.tolist()[size:] for row, size in zip((r for b in sampled for r in b), sizes, strict=True)]
+    rows = [row.tolist()[size:] for row, size in zip((r for b in sampled for r in b.sequences), sizes, strict=True)]
     for reply, prompt, row in zip(replies, prompts, rows, strict=True):
         response = row[: row.index(2) + 1] if 2 in row else row
         assert (reply.tokens, reply.ended) == (len(response), response[-1] == 2)

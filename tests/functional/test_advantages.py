@@ -6,7 +6,15 @@ import random
 import pytest
 import torch
 
-from rlhf_stages.functional.advantages import gae, kl_estimate, token_rewards
+from rlhf_stages.functional.advantages import (
+    KL_ESTIMATORS,
+    gae,
+    grpo_advantages,
+    kl_estimate,
+    response_returns,
+    rloo_advantages,
+    token_rewards,
+)
 
 LENGTHS = [4, 1, 0, 3, 5]
 SIZE = 6
@@ -126,3 +134,78 @@ def test_gae_leaves_its_inputs_alone():
     gae(rewards, values, MASK, 0.9, 0.9)
     close(rewards, copies[0])
     close(values, copies[1])
+
+
+# Estimators of the KL
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    # log-ratios 0.5 and -1: 1/2 r^2, and exp(-r) - 1 + r
+    [("k1", [0.5, -1.0]), ("k2", [0.125, 0.5]), ("k3", [math.exp(-0.5) - 0.5, math.e - 2])],
+)
+def test_kl_estimators_by_hand(name, expected):
+    logprobs = torch.tensor([[-1.0, -2.0, math.nan]], dtype=torch.float64)
+    reference = torch.tensor([[-1.5, -1.0, math.inf]], dtype=torch.float64)
+    found = kl_estimate(logprobs, reference, torch.tensor([[True, True, False]]), name)
+    close(found, [[*expected, 0.0]])
+
+
+def test_k1_and_k3_are_unbiased_and_k2_and_k3_never_negative():
+    actor, reference = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    exact = sum(p * math.log(p / q) for p, q in zip(actor.tolist(), reference.tolist(), strict=True))
+    log_ratio = (actor / reference).log()
+    means = {name: float((actor * estimate(log_ratio)).sum()) for name, estimate in KL_ESTIMATORS.items()}
+    assert means["k1"] == pytest.approx(exact, rel=1e-12)
+    assert means["k3"] == pytest.approx(exact, rel=1e-12)
+    assert abs(means["k2"] - exact) > 0.005
+    assert min(KL_ESTIMATORS[name](log_ratio).min() for name in ("k2", "k3")) >= 0
+
+
+def test_k1_in_the_reward_has_the_gradient_of_the_kl():
+    """Policy gradient of -KL, enumerated over three tokens; k3 in the reward has another one."""
+    logits = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log().requires_grad_()
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    logprobs = torch.log_softmax(logits, -1)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference.log())).sum(), logits)
+    found = {}
+    for name in ("k1", "k3"):
+        cost = kl_estimate(logprobs.detach()[None], reference.log()[None], torch.ones(1, 3).bool(), name)[0]
+        surrogate = (torch.log_softmax(logits, -1) * logprobs.detach().exp() * cost).sum()  # E[cost grad log pi]
+        (found[name],) = torch.autograd.grad(surrogate, logits)
+    close(found["k1"], exact.tolist())
+    assert (found["k3"] - exact).abs().max() > 0.05
+
+
+# Several responses per prompt
+
+
+def test_response_returns_add_score_and_kl_of_the_response():
+    kl = torch.tensor([[0.5, -1.0, math.nan], [1.0, 2.0, 3.0]]).double()
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    rewards = token_rewards(torch.tensor([3.0, 0.0]).double(), torch.where(mask, kl, 0), mask, 0.5)
+    close(response_returns(rewards, mask), [3 - 0.5 * -0.5, -0.5 * 6])
+
+
+GROUPS = torch.tensor([1.0, 2.0, 6.0, -1.0, -1.0, 2.0], dtype=torch.float64)  # three responses to each of two prompts
+GROUP_MASK = torch.tensor([[True, True], [True, False], [True, True], [True, True], [True, False], [True, True]])
+
+
+def test_rloo_leaves_the_response_itself_out_of_its_baseline():
+    # first prompt: 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2; second: -1 - 1/2, -1 - 1/2, 2 - -1
+    expected = [-3.0, -1.5, 4.5, -1.5, -1.5, 3.0]
+    found = rloo_advantages(GROUPS, GROUP_MASK, 3)
+    close(found, [[e, e if kept else 0.0] for e, (_, kept) in zip(expected, GROUP_MASK.tolist(), strict=True)])
+
+
+def test_grpo_whitens_within_the_group():
+    # first prompt: mean 3, deviations -2 -1 3, sample variance (4 + 1 + 9) / 2 = 7; second: mean 0, -1 -1 2, variance 3
+    expected = [d / (math.sqrt(7) + 1e-4) for d in (-2, -1, 3)] + [d / (math.sqrt(3) + 1e-4) for d in (-1, -1, 2)]
+    found = grpo_advantages(GROUPS, GROUP_MASK, 3)
+    close(found, [[e, e if kept else 0.0] for e, (_, kept) in zip(expected, GROUP_MASK.tolist(), strict=True)])
+
+
+@pytest.mark.parametrize("estimate", [rloo_advantages, grpo_advantages])
+def test_equal_responses_have_no_advantage(estimate):
+    equal = torch.full((3,), 0.1)  # whose mean is not 0.1 in float32
+    assert estimate(equal, torch.ones(3, 2).bool(), 3).abs().max() < 1e-3

@@ -4,6 +4,7 @@ import statistics
 import pytest
 import torch
 
+from rlhf_stages.functional.masking import moments
 from rlhf_stages.functional.metrics import explained_variance, pair_statistics, policy_statistics
 
 MASK = torch.tensor([[True, True, True, False], [True, False, False, False]])
@@ -33,12 +34,17 @@ def test_policy_statistics_by_hand(junk):
     terms = [r - 1 - math.log(r) for r in (1.5, 1.0, 0.5, 1.1)]
     assert float(result["approx_kl"]) == pytest.approx(statistics.fmean(terms), rel=1e-9)
     assert float(result["clip_fraction"]) == pytest.approx(0.5, rel=1e-6)
+    assert float(result["ratio_mean"]) == pytest.approx((1.5 + 1.0 + 0.5 + 1.1) / 4, rel=1e-9)
+    # with 0.6 upwards the first is not clipped, with 0.05 also the last
+    assert float(policy_statistics(new, old, MASK, 0.2, 0.6)["clip_fraction"]) == pytest.approx(0.25, rel=1e-6)
+    assert float(policy_statistics(new, old, MASK, 0.2, 0.05)["clip_fraction"]) == pytest.approx(0.75, rel=1e-6)
 
 
 def test_policy_statistics_before_any_update_are_exactly_0():
     logprobs = torch.randn(3, 5)
     result = policy_statistics(logprobs, logprobs.clone(), torch.ones(3, 5).bool(), 0.2)
-    assert {name: float(value) for name, value in result.items()} == {"approx_kl": 0.0, "clip_fraction": 0.0}
+    found = {name: float(value) for name, value in result.items()}
+    assert found == {"approx_kl": 0.0, "clip_fraction": 0.0, "ratio_mean": 1.0}
 
 
 def test_approx_kl_estimates_the_kl_of_the_old_to_the_new_policy():
@@ -54,17 +60,29 @@ def test_approx_kl_estimates_the_kl_of_the_old_to_the_new_policy():
     assert min(terms) >= 0
 
 
+def explained(values, returns, mask):
+    return explained_variance(moments(returns - values, mask), moments(returns, mask))
+
+
 def test_explained_variance_equals_a_loop():
     values = doubles([[1.0, 2.0, 4.0, math.nan], [0.0, math.inf, 5.0, 5.0]])
     returns = doubles([[1.5, 2.0, 3.0, math.nan], [-1.0, 2.0, math.inf, 5.0]])
     errors, targets = [0.5, 0.0, -1.0, -1.0], [1.5, 2.0, 3.0, -1.0]
     expected = 1 - statistics.variance(errors) / statistics.variance(targets)
-    assert float(explained_variance(values, returns, MASK)) == pytest.approx(expected, rel=1e-9)
+    assert explained(values, returns, MASK) == pytest.approx(expected, rel=1e-9)
+
+
+def test_explained_variance_is_over_all_devices():
+    values, returns = doubles([[1.0, 2.0, 4.0, 0.0], [0.0, 0, 0, 0]]), doubles([[1.5, 2.0, 3.0, 0.0], [-1.0, 0, 0, 0]])
+    parts = [(returns[row : row + 1], values[row : row + 1], MASK[row : row + 1]) for row in (0, 1)]
+    error = sum(moments(r - v, m) for r, v, m in parts)
+    target = sum(moments(r, m) for r, v, m in parts)
+    assert explained_variance(error, target) == pytest.approx(explained(values, returns, MASK), rel=1e-9)
 
 
 def test_explained_variance_at_its_landmarks():
     returns = doubles([[1.0, 2.0, 3.0, 0.0], [4.0, 0.0, 0.0, 0.0]])
-    assert float(explained_variance(returns, returns, MASK)) == 1.0
-    assert float(explained_variance(torch.full_like(returns, 7.0), returns, MASK)) == pytest.approx(0.0, abs=1e-12)
-    assert float(explained_variance(returns, torch.ones_like(returns), MASK)) == 0.0  # nothing to explain
-    assert float(explained_variance(returns, returns, MASK & (torch.arange(4) == 9))) == 0.0  # no token
+    assert explained(returns, returns, MASK) == 1.0
+    assert explained(torch.full_like(returns, 7.0), returns, MASK) == pytest.approx(0.0, abs=1e-9)
+    assert explained(returns, torch.ones_like(returns), MASK) == 0.0  # nothing to explain
+    assert explained(returns, returns, MASK & (torch.arange(4) == 9)) == 0.0  # no token

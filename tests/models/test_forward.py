@@ -36,7 +36,7 @@ def test_response_logprobs_equal_a_loop_over_unpadded_texts(tmp_path, kind, lora
     places = torch.tensor([[3, 4, 5, 6, 7], [0, 1, 2, 3, 4], [6, 7, 8, 9, 10]])
     logits = logits_at(model, ids, mask, places)
     assert logits.shape == (3, 5, 100)
-    logprobs = gather_logprobs(logits, response_ids, TEMPERATURE)
+    logprobs = gather_logprobs(logits / TEMPERATURE, response_ids)
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         expected = token_by_token(model, prompt, response, TEMPERATURE)
         torch.testing.assert_close(logprobs[row, : len(response)], expected, rtol=0, atol=2e-5)

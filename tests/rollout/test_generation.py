@@ -3,11 +3,12 @@ import torch
 
 from rlhf_stages.args import GenerationArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.models.loading import load_causal, prepare_training
-from rlhf_stages.rollout.collect import join, response_logprobs
-from rlhf_stages.rollout.generation import cut_at_stop, generate
+from rlhf_stages.rollout.collect import join, policy_outputs
+from rlhf_stages.rollout.generation import cut_at_stop, generate, generate_with_logits, make_sampler
 
-from helpers import left_padded, make_tokenizer, save_causal, shake_adapters
+from helpers import left_padded, make_tokenizer, plain_sampler, save_causal, shake_adapters
 
 PAD, EOS = 3, 2
 PROMPTS = [[1, 5, 6, 7], [1, 8], [1, 9, 10, 11, 12, 13]]
@@ -75,34 +76,20 @@ def load(folder, lora=False, **changes):
     return (shake_adapters(prepare_training(model, args)) if lora else model).eval()
 
 
-def spy_on_scores(model, monkeypatch):
-    """Let generate() also leave the scores it samples from: processed logits, (steps, B, V)."""
-    seen = {}
-    original = model.generate
-
-    def wrapped(**kwargs):
-        output = original(**kwargs, return_dict_in_generate=True, output_scores=True)
-        seen["scores"] = torch.stack(output.scores)
-        return output.sequences
-
-    monkeypatch.setattr(model, "generate", wrapped)
-    return seen
-
-
 @pytest.mark.parametrize(("kind", "lora"), [("gpt2", False), ("opt", False), ("llama", True)])
-def test_logprobs_are_those_of_the_distribution_sampled_from(tmp_path, monkeypatch, kind, lora):
+def test_logprobs_are_those_of_the_distribution_sampled_from(tmp_path, kind, lora):
     model = load(tmp_path, lora, kind=kind, generation_config=HOSTILE)
-    seen = spy_on_scores(model, monkeypatch)
     args = RolloutArgs(max_new_tokens=12, temperature=0.7, num_return_sequences=2)
     prompts = PromptBatch(*left_padded(PROMPTS, PAD))
-    responses = generate(model, prompts, args, stop_ids=[EOS], pad_token_id=PAD)
+    responses, drawn = generate_with_logits(model, prompts, args, plain_sampler(0.7), PAD)
     assert responses.ids.shape[0] == 6
-    sampler = torch.log_softmax(seen["scores"], -1).transpose(0, 1)  # (B, R, V)
+    sampler = torch.log_softmax(drawn, -1)  # (B, R, V)
     assert torch.isfinite(sampler).all()  # nothing was cut off
     expected = sampler.gather(-1, responses.ids[..., None]).squeeze(-1)
 
     with torch.no_grad():
-        logprobs = response_logprobs(model, join(prompts.repeat(2), responses), responses.ids, args.temperature)
+        logits, _ = policy_outputs(model, join(prompts.repeat(2), responses), plain_sampler(0.7))
+    logprobs = gather_logprobs(logits, responses.ids)
     torch.testing.assert_close(logprobs[responses.mask], expected[responses.mask], rtol=0, atol=2e-5)
 
 
@@ -110,7 +97,7 @@ def test_a_hostile_generation_config_does_not_change_greedy_text(tmp_path):
     prompts = PromptBatch(*left_padded(PROMPTS, PAD))
     args = GenerationArgs(max_new_tokens=16, do_sample=False)
     clean, hostile = (
-        generate(load(tmp_path / name, generation_config=config), prompts, args, stop_ids=[EOS], pad_token_id=PAD)
+        generate(load(tmp_path / name, generation_config=config), prompts, args, plain_sampler(), PAD)
         for name, config in (("clean", None), ("hostile", HOSTILE))
     )
     assert torch.equal(clean.ids, hostile.ids)
@@ -120,9 +107,9 @@ def test_a_hostile_generation_config_does_not_change_greedy_text(tmp_path):
 def test_greedy_text_of_a_padded_row_is_that_of_the_row_alone(tmp_path):
     model = load(tmp_path)
     args = GenerationArgs(max_new_tokens=10, do_sample=False)
-    together = generate(model, PromptBatch(*left_padded(PROMPTS, PAD)), args, stop_ids=[EOS], pad_token_id=PAD)
+    together = generate(model, PromptBatch(*left_padded(PROMPTS, PAD)), args, plain_sampler(), PAD)
     for row, prompt in enumerate(PROMPTS):
-        alone = generate(model, PromptBatch(*left_padded([prompt], PAD)), args, stop_ids=[EOS], pad_token_id=PAD)
+        alone = generate(model, PromptBatch(*left_padded([prompt], PAD)), args, plain_sampler(), PAD)
         assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][alone.mask[0]].tolist()
 
 
@@ -132,9 +119,7 @@ def test_top_k_and_beams_are_passed_on(tmp_path):
 
     def ids(**changes):
         torch.manual_seed(0)
-        return generate(
-            model, prompts, GenerationArgs(max_new_tokens=6, **changes), stop_ids=[EOS], pad_token_id=PAD
-        ).ids.tolist()
+        return generate(model, prompts, GenerationArgs(max_new_tokens=6, **changes), plain_sampler(), PAD).ids.tolist()
 
     greedy = ids(do_sample=False)
     assert ids(top_k=1) == greedy
@@ -142,3 +127,39 @@ def test_top_k_and_beams_are_passed_on(tmp_path):
     assert ids(top_k=0, temperature=1e-4) == greedy
     assert ids(top_k=0) != greedy
     assert ids(do_sample=False, num_beams=4) != greedy
+
+
+# Restrictions that sampler and scorer share
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_what_the_sampler_forbids_the_scorer_forbids(tmp_path, kind):
+    """A minimum length, a stop token of one's own, spare rows in the embedding, temperature, left padding."""
+    model = load(tmp_path, kind=kind, vocab_size=120)
+    stop_ids = [EOS, *range(40, 80)]
+    sampler = plain_sampler(0.7, min_new_tokens=4, stop_ids=stop_ids)
+    args = RolloutArgs(max_new_tokens=8, temperature=0.7, min_new_tokens=4, num_return_sequences=30)
+    prompts = PromptBatch(*left_padded(PROMPTS, PAD))
+    responses, drawn = generate_with_logits(model, prompts, args, sampler, PAD)
+    lengths = responses.mask.sum(1)
+    assert lengths.min() == 4  # the stop token may be the fourth, and in 90 responses it is
+    assert lengths.max() > 4
+    assert responses.ids.max() < 100
+    stops = torch.isin(responses.ids, torch.tensor(stop_ids)) & responses.mask
+    assert torch.equal(stops.any(1), responses.ended)
+    logits, _ = policy_outputs(model, join(prompts.repeat(30), responses), sampler)
+    drawn, scored = torch.log_softmax(drawn, -1).exp(), torch.log_softmax(logits, -1).exp()
+    torch.testing.assert_close(scored[responses.mask], drawn[responses.mask], rtol=0, atol=2e-6)
+    assert not scored[..., 100:].any()
+    assert not scored[:, :3, stop_ids].any()
+    assert scored[:, 3:, EOS].min() > 0
+
+
+def test_the_sampler_of_the_flags():
+    tokenizer = make_tokenizer()
+    assert make_sampler(RolloutArgs(temperature=0.5, min_new_tokens=3), tokenizer) == plain_sampler(0.5, 3)
+    assert make_sampler(GenerationArgs(do_sample=False), tokenizer) == plain_sampler()
+    word = tokenizer.convert_ids_to_tokens(20)
+    assert make_sampler(GenerationArgs(stop_token=word), tokenizer).stop_ids == (EOS, 20)
+    with pytest.raises(ValueError, match=r"--stop_token='name the price' is \d+ tokens of this tokenizer, not one"):
+        make_sampler(GenerationArgs(stop_token="name the price"), tokenizer)

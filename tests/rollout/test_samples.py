@@ -93,6 +93,7 @@ def test_rollout_sample_by_hand(tmp_path, tracker):
         response_mask=torch.tensor([[True] * (len(response) + 1) + [False]]),
         logprobs=torch.tensor([[-1.0] * (len(response) + 1) + [0]]),
         ref_logprobs=torch.tensor([[-1.5] * (len(response) + 1) + [0]]),
+        entropies=torch.zeros(3, 4),
         values=torch.zeros(1, len(response) + 2),
         scores=torch.tensor([2.5]),
         ended=torch.tensor([True]),

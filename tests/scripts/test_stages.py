@@ -16,7 +16,7 @@ from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.forward import unwrap
-from rlhf_stages.rollout import collect
+from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import load_script, make_tokenizer, read_metrics, run_stage, save_causal, toy_rows, write_data
 
@@ -188,7 +188,12 @@ def test_rm_starts_from_a_model_too(tiny_run, tmp_path):
 def watching():
     """What the script holds: the frozen models as they were at the start, the actor, and every experience."""
     seen = {"frozen": [], "experience": [], "updates": 0}
-    freeze, save, make, update = loop.freeze, loop.save_checkpoint, collect.make_experience, loop.optimizer_step
+    freeze, save, make, update = (
+        loop.freeze,
+        loop.save_checkpoint,
+        rollout_experience.make_experience,
+        loop.optimizer_step,
+    )
 
     def freezing(fabric, model):
         frozen = freeze(fabric, model)
@@ -199,8 +204,8 @@ def watching():
         seen["actor"] = unwrap(model)
         save(fabric, experiment, step, model, tokenizer)
 
-    def making(*args):
-        seen["experience"].append(make(*args))
+    def making(*args, **more):
+        seen["experience"].append(make(*args, **more))
         return seen["experience"][-1]
 
     def updating(*args):
@@ -211,7 +216,7 @@ def watching():
         patch.setattr(loop, "freeze", freezing)
         patch.setattr(loop, "save_checkpoint", saving)
         patch.setattr(loop, "optimizer_step", updating)
-        patch.setattr(collect, "make_experience", making)
+        patch.setattr(rollout_experience, "make_experience", making)
         yield seen
 
 

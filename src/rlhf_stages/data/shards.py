@@ -94,6 +94,12 @@ class Shard(Dataset[Record]):
     def __len__(self) -> int:
         return len(self._columns["record_offsets"]) - 1
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        first = self._columns["record_offsets"][:-1]
+        return int(self._columns["segment_offsets"].diff()[first].max())
+
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {self.path}, which has {len(self)}")

@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import collate_preference, collate_prompts
 from rlhf_stages.data.shards import Record, Shard
-from rlhf_stages.functional.losses import score_at
+from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.functional.masking import masked_sum
 from rlhf_stages.loop import to_device
+from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
-from rlhf_stages.rollout.collect import join, response_logprobs
+from rlhf_stages.rollout.collect import join
 from rlhf_stages.rollout.samples import sample, text_of
 
 GoldScore = Callable[[str, str], float]
@@ -58,7 +59,10 @@ def policy_replies(
         prompts = prompts.repeat(generation.num_return_sequences)
         texts = join(prompts, responses)
         with fabric.autocast():
-            policy, ref = (response_logprobs(m, texts, responses.ids, 1.0) for m in (model, reference))
+            policy, ref = (
+                gather_logprobs(logits_at(m, texts.ids, texts.mask, texts.places), responses.ids)
+                for m in (model, reference)
+            )
             rewards = None
             if reward_model is not None:
                 rewards = end_scores(reward_model, texts.ids, texts.mask).tolist()

@@ -8,10 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_stages.functional.masking import length_mask, masked_mean, masked_sum
-
-# exp() of the log-ratio stays finite in fp32 (and its product with an advantage does), cf. verl and OpenRLHF
-MAX_LOG_RATIO = 20.0
+from rlhf_stages.functional.masking import length_mask, masked_mean
 
 
 def sft_loss(logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -98,53 +95,13 @@ REWARD_LOSSES = {
 }
 
 
-def gather_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+def gather_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """Log-probability of each id under the logits at its place, (B, R, V), (B, R) -> (B, R) fp32, in nats.
 
     `logits[:, t]` must be those that predict `ids[:, t]`: the caller shifts.
     """
-    scaled = logits.float() / temperature
-    return scaled.gather(-1, ids[..., None]).squeeze(-1) - scaled.logsumexp(-1)
-
-
-def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy of the distribution at each place, (B, R, V) -> (B, R) fp32, in nats."""
-    logprobs = F.log_softmax(logits.float() / temperature, dim=-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
-def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_coeff: float
-) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate of PPO (Schulman et al. 2017, eq. 7), negated, all (B, R).
-
-    Returns:
-        Sum over the response tokens, and their number.
-    """
-    ratio = log_ratio(logprobs, old_logprobs, response_mask).exp()
-    clipped = ratio.clamp(1 - clip_coeff, 1 + clip_coeff)
-    return masked_sum(torch.maximum(-advantages * ratio, -advantages * clipped), response_mask), response_mask.sum()
-
-
-def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_coeff: float
-) -> tuple[Tensor, Tensor]:
-    """Half the squared error of the values, the larger of clipped and unclipped (OpenAI baselines), all (B, R).
-
-    The half is part of the loss and not of `vf_coeff`.
-
-    Returns:
-        Sum over the response tokens, and their number.
-    """
-    values = torch.where(response_mask, values, 0)  # or a NaN under the padding would have a NaN gradient
-    clipped = old_values + (values - old_values).clamp(-clip_coeff, clip_coeff)
-    error = torch.maximum((values - returns).square(), (clipped - returns).square())
-    return 0.5 * masked_sum(error, response_mask), response_mask.sum()
-
-
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Log of the probability ratio, clamped so that its exponential is finite; 0 where nothing counts."""
-    return torch.where(response_mask, logprobs - old_logprobs, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    logits = logits.float()
+    return logits.gather(-1, ids[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
 
 def _held(scores: Tensor, lengths: Tensor) -> Tensor:

@@ -3,11 +3,10 @@
 Legend: B sequences, P pairs, R response tokens.
 """
 
-import torch
 from torch import Tensor
 
-from rlhf_stages.functional.losses import log_ratio
-from rlhf_stages.functional.masking import masked_mean
+from rlhf_stages.functional.masking import masked_mean, mean_std
+from rlhf_stages.functional.ppo import log_ratio
 
 
 def pair_statistics(better_scores: Tensor, worse_scores: Tensor) -> dict[str, Tensor]:
@@ -21,20 +20,30 @@ def pair_statistics(better_scores: Tensor, worse_scores: Tensor) -> dict[str, Te
 
 
 def policy_statistics(
-    logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor, clip_coeff: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    response_mask: Tensor,
+    clip_coeff: float,
+    clip_coeff_high: float | None = None,
 ) -> dict[str, Tensor]:
-    """KL of the old to the new policy (k3, never negative) and share of clipped ratios, all inputs (B, R), scalars."""
+    """KL of the old to the new policy (k3, never negative), share of clipped ratios, and the mean ratio, scalars.
+
+    All inputs (B, R); the means are over the response tokens.
+    """
     log = log_ratio(logprobs, old_logprobs, response_mask)
-    clipped = (log.exp() - 1).abs() > clip_coeff
+    ratio = log.exp()
+    clipped = (ratio < 1 - clip_coeff) | (ratio > 1 + (clip_coeff if clip_coeff_high is None else clip_coeff_high))
     return {
-        "approx_kl": masked_mean(log.exp() - 1 - log, response_mask),
+        "approx_kl": masked_mean(ratio - 1 - log, response_mask),
         "clip_fraction": masked_mean(clipped.float(), response_mask),
+        "ratio_mean": masked_mean(ratio, response_mask),
     }
 
 
-def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> Tensor:
-    """1 - Var(returns - values) / Var(returns) over the response tokens; 0 where the returns do not vary."""
-    error, target = (returns - values)[response_mask], returns[response_mask]
-    if target.numel() < 2 or float(target.var()) == 0:
-        return torch.zeros((), device=returns.device)
-    return 1 - error.var() / target.var()
+def explained_variance(error: Tensor, target: Tensor) -> float:
+    """1 - Var(error) / Var(target), from the `moments` of returns - values and of the returns over all devices.
+
+    0 where the returns do not vary: then there is nothing to explain.
+    """
+    error_std, target_std = mean_std(error)[1], mean_std(target)[1]
+    return float(1 - (error_std / target_std) ** 2) if target_std > 0 else 0.0

@@ -19,6 +19,20 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def check_context(model: Any, tokens: int) -> None:
+    """Refuse texts that are longer than the model has positions for.
+
+    Raises:
+        ValueError: they are.
+    """
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and tokens > positions:
+        raise ValueError(
+            f"prompts and responses take up to {tokens} tokens, and the model has positions for {positions}; lower"
+            " --max_new_tokens, or prepare the data with a smaller --max_prompt_length"
+        )
+
+
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits at every token of right-padded texts, (B, T) -> (B, T, V)."""
     logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits

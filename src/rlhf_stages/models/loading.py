@@ -73,6 +73,20 @@ def load_scalar(
     return ScalarModel(model)
 
 
+def load_critic(
+    name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs, *, trained_head: bool
+) -> ScalarModel:
+    """Load a critic: a reward model with its head, or a causal model with a head of 0 that at first says nothing.
+
+    Raises:
+        ValueError: as `load_scalar`.
+    """
+    critic = load_scalar(name_or_path, tokenizer, args, trained_head=trained_head)
+    if not trained_head:
+        nn.init.zeros_(critic.hf.score.weight)
+    return critic
+
+
 def prepare_training(model: Any, args: ModelArgs) -> Any:
     """Choose what trains: all weights, the last layer, or LoRA adapters (then the model comes back wrapped by peft).
 

@@ -1,10 +1,10 @@
-"""A rollout: prompts, sampled responses, and what the four models say about them.
+"""A rollout: prompts, sampled responses, and what the models say about them.
 
 Legend: B sequences, P prompt tokens (left-padded), R response tokens (right-padded), T tokens of the longest text.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,21 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlhf_stages.args import PPOArgs
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.advantages import gae, kl_estimate, token_rewards
 from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.functional.masking import left_aligned, moments, whiten
-from rlhf_stages.models.forward import logits_at
+from rlhf_stages.functional.masking import left_aligned
+from rlhf_stages.functional.ppo import entropy
+from rlhf_stages.models.actor_critic import ActorCritic
+from rlhf_stages.models.forward import logits_at, unwrap
 from rlhf_stages.models.scalar import end_scores
-from rlhf_stages.rollout.generation import Responses
+from rlhf_stages.rollout.generation import Responses, Sampler
+from rlhf_stages.value_norm import ValueNorm
 
 
 @dataclass(frozen=True)
 class Rollout:
     """Responses of the actor with the numbers that training needs; every tensor has B rows.
 
-    prompt_ids, prompt_mask (B, P); response_ids, response_mask, logprobs, ref_logprobs, values (B, R);
+    prompt_ids, prompt_mask (B, P); response_ids, response_mask, logprobs, ref_logprobs, entropies, values (B, R);
     scores (B,) of the reward model as it gave them; ended (B,) bool.
     """
 
@@ -37,6 +38,7 @@ class Rollout:
     response_mask: Tensor
     logprobs: Tensor
     ref_logprobs: Tensor
+    entropies: Tensor
     values: Tensor
     scores: Tensor
     ended: Tensor
@@ -71,22 +73,6 @@ def join(prompts: PromptBatch, responses: Responses) -> Texts:
     return Texts(ids, mask, places.clamp(max=ids.shape[1] - 1))
 
 
-@dataclass(frozen=True)
-class Experience:
-    """A rollout with its advantages and returns, (B, R), and the rewards they come from: what the update sees."""
-
-    rollout: Rollout
-    rewards: Tensor
-    advantages: Tensor
-    returns: Tensor
-
-    def select(self, rows: Tensor) -> "Experience":
-        """Some rows, with the columns that are padding in all of them cut away."""
-        chosen = select_rows(self.rollout, rows)
-        size = chosen.response_ids.shape[1]
-        return Experience(chosen, *(t[rows][:, :size] for t in (self.rewards, self.advantages, self.returns)))
-
-
 @torch.no_grad()
 def score_responses(
     prompts: PromptBatch,
@@ -94,37 +80,52 @@ def score_responses(
     *,
     actor: nn.Module,
     reference: nn.Module,
-    critic: nn.Module,
+    critic: nn.Module | None,
     reward_model: nn.Module,
-    temperature: float,
+    sampler: Sampler,
+    value_norm: ValueNorm | None = None,
 ) -> Rollout:
-    """Run the four models over sampled responses.
+    """Run the models over sampled responses.
 
     The log-probabilities are those of the training forward, not of the sampler, so that the ratio starts at 1. Place t
     of `values` is the value before token t was chosen; the score is read at the last token of the text.
+
+    Args:
+        critic: None where the actor has a value head of its own, or where nothing needs values (then they are 0).
+        value_norm: brings the critic's output to the scale of returns.
     """
     texts = join(prompts, responses)
-    logprobs, ref_logprobs = (
-        torch.where(responses.mask, response_logprobs(model, texts, responses.ids, temperature), 0)
-        for model in (actor, reference)
-    )
-    values = response_values(critic, texts)
+    mask, ids = responses.mask, responses.ids
+    logits, values = policy_outputs(actor, texts, sampler)
+    if critic is not None:
+        values = response_values(critic, texts)
+    if values is None:
+        values = torch.zeros_like(mask, dtype=torch.float32)
+    elif value_norm is not None:
+        values = value_norm.denormalize(values)
+    ref_logits, _ = policy_outputs(reference, texts, sampler)
     return Rollout(
         prompt_ids=prompts.input_ids,
         prompt_mask=prompts.attention_mask,
-        response_ids=responses.ids,
-        response_mask=responses.mask,
-        logprobs=logprobs,
-        ref_logprobs=ref_logprobs,
-        values=torch.where(responses.mask, values, 0),
+        response_ids=ids,
+        response_mask=mask,
+        logprobs=torch.where(mask, gather_logprobs(logits, ids), 0),
+        ref_logprobs=torch.where(mask, gather_logprobs(ref_logits, ids), 0),
+        entropies=torch.where(mask, entropy(logits), 0),
+        values=torch.where(mask, values, 0),
         scores=end_scores(reward_model, texts.ids, texts.mask),
         ended=responses.ended,
     )
 
 
-def response_logprobs(model: nn.Module, texts: Texts, response_ids: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each response token, (B, R) fp32, in nats; what stands off the response means nothing."""
-    return gather_logprobs(logits_at(model, texts.ids, texts.mask, texts.places), response_ids, temperature)
+def policy_outputs(model: nn.Module, texts: Texts, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
+    """Logits of the sampled distribution at each response token, (B, R, V) fp32, and the values of the states before
+    them, (B, R), of a model that has both heads. What stands off the response means nothing.
+    """
+    if isinstance(unwrap(model), ActorCritic):
+        logits, values = model(texts.ids, texts.mask, texts.places)
+        return sampler.logits(logits), values
+    return sampler.logits(logits_at(model, texts.ids, texts.mask, texts.places)), None
 
 
 def response_values(critic: nn.Module, texts: Texts) -> Tensor:
@@ -153,29 +154,6 @@ def check_finite(rollout: Rollout) -> None:
                 f"the {source} are not finite for {len(rows)} of {len(bad)} responses (rows {rows[:8]} of the rollout);"
                 " lower the learning rate, or use --precision=bf16-mixed rather than 16-mixed"
             )
-
-
-def make_experience(
-    rollout: Rollout, args: PPOArgs, kl_coeff: float, global_sum: Callable[[Tensor], Tensor] = lambda total: total
-) -> Experience:
-    """Scores to advantages: penalty for a missing EOS, clip, scale, KL, GAE, whiten.
-
-    Args:
-        global_sum: adds a tensor up over all devices; scaling and whitening are over the global rollout.
-    """
-    mask = rollout.response_mask
-    scores = torch.where(rollout.ended, rollout.scores, rollout.scores - args.missing_eos_penalty)
-    if args.clip_rewards:
-        scores = scores.clamp(-args.reward_clip_value, args.reward_clip_value)
-    if args.normalize_rewards:
-        every = torch.ones_like(scores, dtype=torch.bool)
-        scores = whiten(scores, every, global_sum(moments(scores, every)), shift_mean=False)
-    kl = kl_estimate(rollout.logprobs, rollout.ref_logprobs, mask)
-    rewards = token_rewards(scores, kl, mask, kl_coeff)
-    advantages, returns = gae(rewards, rollout.values, mask, args.gae_gamma, args.gae_lambd)
-    if args.normalize_advantages:
-        advantages = whiten(advantages, mask, global_sum(moments(advantages, mask)), shift_mean=True)
-    return Experience(rollout, rewards, advantages, returns)
 
 
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:

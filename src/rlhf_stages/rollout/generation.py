@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import PromptBatch
@@ -28,29 +28,104 @@ class Responses:
     ended: Tensor
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """The distribution that responses come from, given a model's logits; the same for who samples and who scores.
+
+    Args:
+        stop_ids: tokens that end a response; not among the first `min_new_tokens - 1`.
+        vocab_size: tokens of the tokenizer; a model may have spare rows behind them, which are never sampled.
+    """
+
+    temperature: float
+    min_new_tokens: int
+    stop_ids: tuple[int, ...]
+    vocab_size: int
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Logits of the model at each response token to those of the distribution, (B, R, V) -> (B, R, V) fp32."""
+        scaled = logits.float() / self.temperature
+        if self.vocab_size >= logits.shape[2] and self.min_new_tokens <= 1:
+            return scaled
+        allowed = self._allowed(0, logits.shape[1], logits.shape[2]).to(logits.device)
+        # as good as -inf, and 0 * log 0 in the entropy stays 0
+        return scaled.masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+    def processor(self, prompt_size: int) -> LogitsProcessorList:
+        """The same restriction for transformers, which divides by the temperature itself."""
+
+        def process(input_ids: Tensor, scores: Tensor) -> Tensor:
+            allowed = self._allowed(input_ids.shape[1] - prompt_size, 1, scores.shape[1]).to(scores.device)
+            return scores.masked_fill(~allowed, -torch.inf)
+
+        return LogitsProcessorList([process])
+
+    def _allowed(self, start: int, count: int, size: int) -> Tensor:
+        """Which of `size` ids may be response token `start`, `start + 1`, ..., (count, V)."""
+        allowed = torch.ones(count, size, dtype=torch.bool)
+        allowed[:, self.vocab_size :] = False
+        allowed[: max(self.min_new_tokens - 1 - start, 0), list(self.stop_ids)] = False
+        return allowed
+
+
+def make_sampler(args: GenerationArgs, tokenizer: PreTrainedTokenizerBase) -> Sampler:
+    """The sampler that the flags describe.
+
+    Raises:
+        ValueError: `--stop_token` is not one token of the tokenizer.
+    """
+    stop_ids = [tokenizer.eos_token_id]
+    if args.stop_token is not None:
+        ids = tokenizer(args.stop_token, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ValueError(f"--stop_token={args.stop_token!r} is {len(ids)} tokens of this tokenizer, not one")
+        stop_ids += ids
+    temperature = args.temperature if args.do_sample else 1.0
+    return Sampler(temperature, args.min_new_tokens, tuple(stop_ids), len(tokenizer))
+
+
 @torch.no_grad()
-def generate(
-    model: Any, prompts: PromptBatch, args: GenerationArgs, *, stop_ids: Sequence[int], pad_token_id: int
-) -> Responses:
+def generate(model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int) -> Responses:
     """Continue each prompt until a stop token or `max_new_tokens`; B is prompts x num_return_sequences.
 
     Args:
         model: a causal model as `load_causal` gives it (transformers fills what is not set here from the generation
             config of the model, which that function has cleared), in evaluation mode, not wrapped for distribution.
     """
+    return _generate(model, prompts, args, sampler, pad_token_id, output_scores=False)[0]
+
+
+@torch.no_grad()
+def generate_with_logits(
+    model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int
+) -> tuple[Responses, Tensor]:
+    """`generate`, and the logits that each token was really drawn from, (B, R, V)."""
+    responses, scores = _generate(model, prompts, args, sampler, pad_token_id, output_scores=True)
+    return responses, torch.stack(scores, dim=1).float()
+
+
+def _generate(
+    model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int, output_scores: bool
+) -> tuple[Responses, Any]:
     config = GenerationConfig(
         max_new_tokens=args.max_new_tokens,
         do_sample=args.do_sample,
         num_beams=args.num_beams,
         num_return_sequences=args.num_return_sequences,
-        eos_token_id=list(stop_ids),
+        eos_token_id=list(sampler.stop_ids),
         pad_token_id=pad_token_id,
+        return_dict_in_generate=True,
+        output_scores=output_scores,
         **({"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p} if args.do_sample else {}),
     )
-    sequences = model.generate(
-        input_ids=prompts.input_ids, attention_mask=prompts.attention_mask, generation_config=config
+    size = prompts.input_ids.shape[1]
+    output = model.generate(
+        input_ids=prompts.input_ids,
+        attention_mask=prompts.attention_mask,
+        generation_config=config,
+        logits_processor=sampler.processor(size),
     )
-    return cut_at_stop(sequences[:, prompts.input_ids.shape[1] :], stop_ids, pad_token_id)
+    return cut_at_stop(output.sequences[:, size:], sampler.stop_ids, pad_token_id), output.scores
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int], pad_token_id: int) -> Responses:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.rollout.collect import Rollout
-from rlhf_stages.rollout.generation import Responses, generate
+from rlhf_stages.rollout.generation import Responses, generate, make_sampler
 from rlhf_stages.tracking import Tracker
 
 
@@ -42,9 +42,7 @@ def sample(
     training = model.training
     model.eval()
     with fabric.autocast():
-        responses = generate(
-            model, prompts, args, stop_ids=[tokenizer.eos_token_id], pad_token_id=int(tokenizer.pad_token_id)
-        )
+        responses = generate(model, prompts, args, make_sampler(args, tokenizer), int(tokenizer.pad_token_id))
     model.train(training)
     return responses
 

@@ -1,10 +1,16 @@
 """Numbers that say how a rollout went."""
 
+from typing import Any
+
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
-from rlhf_stages.functional.masking import masked_mean, masked_sum
+from rlhf_stages.functional.masking import masked_mean, masked_sum, moments
+from rlhf_stages.functional.metrics import explained_variance
 from rlhf_stages.rollout.collect import Rollout
+from rlhf_stages.rollout.experience import Experience
+from rlhf_stages.tracking import distribution
 
 
 def rollout_metrics(rollout: Rollout, prefix: str) -> dict[str, Tensor]:
@@ -25,3 +31,22 @@ def rollout_metrics(rollout: Rollout, prefix: str) -> dict[str, Tensor]:
         f"{prefix}/cut_off_percentage": 100 * (~rollout.ended).float().mean(),
         f"{prefix}/empty_percentage": 100 * torch.logical_and(rollout.ended, lengths == 1).float().mean(),
     }
+
+
+def experience_metrics(experience: Experience, fabric: Fabric) -> dict[str, float]:
+    """Distributions of scores, advantages and returns over all devices, and what the critic explains of the returns."""
+    mask, values = experience.rollout.response_mask, experience.rollout.values
+    error, target = (
+        fabric.all_reduce(moments(tensor, mask), reduce_op="sum")
+        for tensor in (experience.returns - values, experience.returns)
+    )
+    return {
+        "info/explained_variance": explained_variance(_tensor(error), _tensor(target)),
+        **distribution("debug/reward_scores", experience.rollout.scores, fabric),
+        **distribution("debug/advantages", experience.advantages[mask], fabric),
+        **distribution("debug/returns", experience.returns[mask], fabric),
+    }
+
+
+def _tensor(value: Any) -> Tensor:
+    return torch.as_tensor(value)

@@ -1,0 +1,113 @@
+"""Experience: a rollout with its advantages, and the losses of an update on it.
+
+Legend: B sequences, R response tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlhf_stages.args import PPOArgs
+from rlhf_stages.functional.advantages import (
+    gae,
+    grpo_advantages,
+    kl_estimate,
+    response_returns,
+    rloo_advantages,
+    token_rewards,
+)
+from rlhf_stages.functional.losses import gather_logprobs
+from rlhf_stages.functional.masking import moments, whiten
+from rlhf_stages.functional.metrics import policy_statistics
+from rlhf_stages.functional.ppo import entropy, kl_loss, policy_loss, value_loss
+from rlhf_stages.rollout.collect import Rollout, select_rows
+from rlhf_stages.value_norm import ValueNorm
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A rollout with its advantages and returns, (B, R), and the rewards they come from: what the update sees.
+
+    `returns` are what the critic learns; without a critic nobody reads them.
+    """
+
+    rollout: Rollout
+    rewards: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def select(self, rows: Tensor) -> "Experience":
+        """Some rows, with the columns that are padding in all of them cut away."""
+        chosen = select_rows(self.rollout, rows)
+        size = chosen.response_ids.shape[1]
+        return Experience(chosen, *(t[rows][:, :size] for t in (self.rewards, self.advantages, self.returns)))
+
+
+def make_experience(
+    rollout: Rollout,
+    args: PPOArgs,
+    kl_coeff: float,
+    group_size: int = 1,
+    global_sum: Callable[[Tensor], Tensor] = lambda total: total,
+) -> Experience:
+    """Scores to advantages: penalty for a missing EOS, clip, scale, KL, GAE (or RLOO, GRPO), whiten.
+
+    Args:
+        group_size: responses to each prompt; they stand in a row.
+        global_sum: adds a tensor up over all devices; scaling and whitening are over the global rollout.
+    """
+    mask = rollout.response_mask
+    scores = torch.where(rollout.ended, rollout.scores, rollout.scores - args.missing_eos_penalty)
+    if args.clip_rewards:
+        scores = scores.clamp(-args.reward_clip_value, args.reward_clip_value)
+    if args.normalize_rewards:
+        every = torch.ones_like(scores, dtype=torch.bool)
+        scores = whiten(scores, every, global_sum(moments(scores, every)), shift_mean=False)
+    kl = kl_estimate(rollout.logprobs, rollout.ref_logprobs, mask, args.kl_estimator)
+    rewards = token_rewards(scores, kl, mask, kl_coeff)
+    if args.advantage_estimator == "gae":
+        advantages, returns = gae(rewards, rollout.values, mask, args.gae_gamma, args.gae_lambd)
+        if args.normalize_advantages:
+            advantages = whiten(advantages, mask, global_sum(moments(advantages, mask)), shift_mean=True)
+        return Experience(rollout, rewards, advantages, returns)
+    estimate = {"rloo": rloo_advantages, "grpo": grpo_advantages}[args.advantage_estimator]
+    advantages = estimate(response_returns(rewards, mask), mask, group_size)
+    return Experience(rollout, rewards, advantages, torch.zeros_like(advantages))
+
+
+def policy_objective(batch: Experience, logits: Tensor, args: PPOArgs) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate, entropy bonus and KL term of a micro-batch.
+
+    Args:
+        logits: (B, R, V) of the sampled distribution under the policy as it is now.
+
+    Returns:
+        The sum over the response tokens, and statistics of the update.
+    """
+    r, mask = batch.rollout, batch.rollout.response_mask
+    logprobs = gather_logprobs(logits, r.response_ids)
+    loss, _ = policy_loss(
+        logprobs, r.logprobs, batch.advantages, mask, args.clip_coeff, args.clip_coeff_high, args.dual_clip
+    )
+    if args.entropy_coeff:
+        loss = loss - args.entropy_coeff * torch.where(mask, entropy(logits), 0).sum()
+    if args.kl_loss_coeff:
+        loss = loss + args.kl_loss_coeff * kl_loss(logprobs, r.logprobs, r.ref_logprobs, mask)[0]
+    return loss, policy_statistics(logprobs.detach(), r.logprobs, mask, args.clip_coeff, args.clip_coeff_high)
+
+
+def value_objective(batch: Experience, values: Tensor, args: PPOArgs, value_norm: ValueNorm | None = None) -> Tensor:
+    """Value loss of a micro-batch, summed over the response tokens.
+
+    Args:
+        values: (B, R) as the critic gives them now, on the scale that `value_norm` brings returns to.
+    """
+    r = batch.rollout
+    old_values, returns = r.values, batch.returns
+    if value_norm is not None:
+        old_values, returns = value_norm.normalize(old_values), value_norm.normalize(returns)
+    clip = args.clip_coeff if args.value_clip_coeff is None else args.value_clip_coeff
+    delta = args.huber_delta if args.value_loss == "huber" else None
+    return value_loss(values, old_values, returns, r.response_mask, clip, delta)[0]
