@@ -26,7 +26,7 @@ STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo test test-fast lint typecheck install prepare sft rm ppo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo test test-fast mutants lint typecheck install prepare sft rm ppo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/evaluation.txt
@@ -41,6 +41,10 @@ test: lint typecheck test-fast
 
 test-fast: $(INSTALLED)
 	$(BIN)/pytest -m "not slow"
+
+# each single-line fault of tests/mutants.md has to make a fast test fail
+mutants: $(INSTALLED)
+	$(PY) tests/run_mutants.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
