@@ -387,13 +387,14 @@ def says_eos_only(model):
     model.transformer.ln_f.bias.copy_(10 * eos)
 
 
-def test_a_policy_that_says_nothing(tiny_run, tmp_path, watch):
-    """Every response is EOS alone: finite numbers, said in the metrics, and no crash."""
+def test_a_policy_that_says_nothing(tiny_run, tmp_path, watch, capsys):
+    """Every response is EOS alone: finite numbers, said in the metrics and in a warning, and no crash."""
     sft = edited(tiny_run.sft, tmp_path / "mute" / "sft", says_eos_only)
     ppo = run_ppo(tiny_run, tmp_path / "runs", sft=sft)
     assert all((experience.rollout.response_ids == 2).all() for experience in watch["experience"])
     metrics = read_metrics(ppo)
     assert set(metrics["train/empty_percentage"].values()) == {100.0}
+    assert "warning: step 1: 100 % of the responses are empty" in capsys.readouterr().out
     assert set(metrics["train/response_length"].values()) == {1.0}
     assert all(math.isfinite(value) for column in metrics.values() for value in column.values())
     assert all(torch.isfinite(weight).all() for weight in weights(ppo).values())

@@ -22,7 +22,7 @@ def health_metrics(rollout: Rollout) -> dict[str, Tensor]:
 
     health/entropy: mean over the response tokens, nats. health/kl_max: largest KL of a response to the reference, nats,
     and health/kl_error: standard error of the mean. health/duplicate_percentage: responses that an earlier one of the
-    rollout equals. health/distinct_2: different pairs of neighbouring tokens per pair. health/score_pXX: percentiles of
+    rollout equals. health/length_std: deviation of the tokens per response. health/distinct_2: different pairs of neighbouring tokens per pair. health/score_pXX: percentiles of
     the reward model's scores.
     """
     mask = rollout.response_mask
@@ -35,6 +35,7 @@ def health_metrics(rollout: Rollout) -> dict[str, Tensor]:
         "health/entropy": masked_mean(rollout.entropies, mask),
         "health/kl_max": kl.max(),
         "health/kl_error": kl.std(correction=0) / len(kl) ** 0.5,
+        "health/length_std": mask.sum(1).float().std(correction=0),
         "health/duplicate_percentage": torch.tensor(100 * duplicates, device=mask.device),
         "health/distinct_2": torch.tensor(len(set(pairs)) / len(pairs) if pairs else 0.0, device=mask.device),
         **{f"health/score_p{p:02}": scores.quantile(p / 100) for p in PERCENTILES},
