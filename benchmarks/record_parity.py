@@ -80,17 +80,21 @@ def trainer_arguments(batch: int, accumulate: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_trainer(trainer: Any, rows: list[dict[str, Any]], accumulate: int = 1) -> dict[str, Any]:
-    """The same of a TRL trainer: its collator, its `compute_loss`, its `train`."""
+def measure_batch(trainer: Any, rows: list[dict[str, Any]], accumulate: int = 1) -> dict[str, Any]:
+    """One batch's loss and gradient by a TRL trainer's collator and `compute_loss`."""
     model, size = trainer.model.train(), len(rows) // accumulate
     parts = []
     for start in range(0, len(rows), size):
         loss = trainer.compute_loss(model, trainer.data_collator(rows[start : start + size])) / accumulate
         loss.backward()
         parts.append(loss.item())
-    first = {"loss": sum(parts), "gradient": gradient_norms(model)}
+    measured = {"loss": sum(parts), "gradient": gradient_norms(model)}
     model.zero_grad()
+    return measured
 
+
+def measure_training(trainer: Any, accumulate: int = 1) -> dict[str, Any]:
+    """The trajectory of a TRL trainer's `train`."""
     losses, compute_loss = [], trainer.compute_loss
 
     def listen(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +111,7 @@ def measure_trainer(trainer: Any, rows: list[dict[str, Any]], accumulate: int = 
         "lr": [entry["learning_rate"] for entry in logs],
     }
     assert all(len(values) == STEPS for values in trajectory.values()), trajectory
-    return {**first, "trajectory": trajectory}
+    return trajectory
 
 
 def record_rm(kind: str) -> dict[str, Any]:
@@ -133,29 +137,19 @@ def record_rm(kind: str) -> dict[str, Any]:
             processing_class=word_tokenizer(),
             optimizers=optimizer_and_schedule(model),
         )
-        content[name] = measure_trainer(trainer, rows)
+        content[name] = {**measure_batch(trainer, rows), "trajectory": measure_training(trainer)}
     return content
 
 
 def record_dpo(kind: str) -> dict[str, Any]:
     """DPOTrainer: plain, with label smoothing, without a reference.
 
+    The loss and gradient of one batch are against another model, the trajectory is against the model as it started.
+
     TRL 1.16 has dropped the last two from its `sigmoid` loss. Its `aot` loss still has the smoothing, and is the same
     formula where a batch is one pair, since it sorts within the batch; the batches are accumulated here. A reference
     whose log-probabilities are all 0 is none.
     """
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
-
-    class Tokenized(DPOTrainer):
-        """Takes ids instead of texts, and zeros where the reference is to be computed ahead."""
-
-        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-            return dataset
-
-        def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
-            return dataset
-
     data = preference_data()
     content: dict[str, Any] = {"versions": versions("trl"), "data": data}
     content |= {"beta": DPO_BETA, "label_smoothing": SMOOTHING}
@@ -164,23 +158,41 @@ def record_dpo(kind: str) -> dict[str, Any]:
         if name == "reference_free":
             rows = [{**row, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0} for row in rows]
         accumulate = len(rows) if name == "smoothing" else 1
-        model = load(kind, "causal")
-        trainer = Tokenized(
-            model=model,
-            ref_model=load(kind, "reference"),
-            args=DPOConfig(
-                **trainer_arguments(len(rows) // accumulate, accumulate),
-                beta=DPO_BETA,
-                loss_type="aot" if name == "smoothing" else "sigmoid",
-                label_smoothing=SMOOTHING if name == "smoothing" else 0.0,
-                precompute_ref_log_probs=name == "reference_free",
-            ),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=word_tokenizer(),
-            optimizers=optimizer_and_schedule(model),
-        )
-        content[name] = measure_trainer(trainer, rows, accumulate)
+        batch = measure_batch(dpo_trainer(kind, name, rows, accumulate, "reference"), rows, accumulate)
+        trajectory = measure_training(dpo_trainer(kind, name, rows, accumulate, "causal"), accumulate)
+        content[name] = {**batch, "trajectory": trajectory}
     return content
+
+
+def dpo_trainer(kind: str, name: str, rows: list[dict[str, Any]], accumulate: int, reference: str) -> Any:
+    """TRL's DPOTrainer on rows of ids."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    class Tokenized(DPOTrainer):
+        """Takes ids instead of texts, and their columns where the reference is to be computed ahead."""
+
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+        def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+    model = load(kind, "causal")
+    return Tokenized(
+        model=model,
+        ref_model=load(kind, reference),
+        args=DPOConfig(
+            **trainer_arguments(len(rows) // accumulate, accumulate),
+            beta=DPO_BETA,
+            loss_type="aot" if name == "smoothing" else "sigmoid",
+            label_smoothing=SMOOTHING if name == "smoothing" else 0.0,
+            precompute_ref_log_probs=name == "reference_free",
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=word_tokenizer(),
+        optimizers=optimizer_and_schedule(model),
+    )
 
 
 def main() -> None:

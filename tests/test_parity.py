@@ -6,6 +6,7 @@ DPOTrainer, and the PPO of TRL 1.12.0. docs/parity.md says where TRL and we diff
 
 import json
 from functools import cache
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,10 @@ from transformers import (
 
 from rlhf_stages.args import PPOArgs
 from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_preference
-from rlhf_stages.data.shards import Record, ShardWriter
+from rlhf_stages.data.shards import atomic_save, open_shard
+from rlhf_stages.functional import losses
 from rlhf_stages.functional.advantages import gae, token_rewards
-from rlhf_stages.functional.losses import entropy, last_token_reward_loss, policy_loss, sft_loss, value_loss
+from rlhf_stages.functional.losses import entropy, policy_loss, sft_loss, value_loss
 from rlhf_stages.functional.masking import length_mask, masked_mean, moments, whiten
 from rlhf_stages.functional.metrics import policy_statistics
 from rlhf_stages.loop import accumulate, optimizer_step
@@ -114,34 +116,32 @@ def trajectory_agrees(stage, kind, case, model, folder, *flags):
 
 
 def write_shards(folder, rows):
-    """The recorded ids as a data folder."""
+    """The recorded ids as a data folder, in the form in which people bring their own."""
     write_data(folder, word_tokenizer())
-    name = "finetune" if "response" in rows[0] else "preference"
-    writer = ShardWriter()
+    records = []
     for row in rows:
-        writer.add(row["prompt"], [row[key] for key in ("response", "chosen", "rejected") if key in row])
-    writer.save(folder / f"{name}_train.pt")
-    writer.save(folder / f"{name}_validation.pt")
+        texts = {key: row["prompt"] + row[key] for key in ("response", "chosen", "rejected") if key in row}
+        names = {"response": "input_ids", "chosen": "chosen_input_ids", "rejected": "rejected_input_ids"}
+        record = {names[key]: torch.tensor(text) for key, text in texts.items()}
+        records.append({**record, "prompt_len": len(row["prompt"]), "margin": row.get("margin", 0.0)})
+    name = "finetune" if "response" in rows[0] else "preference"
+    for split in ("train", "validation"):
+        atomic_save(records, folder / f"{name}_{split}.pt")
     return folder
 
 
-def preference_batch(rows):
-    records = [
-        Record(torch.tensor(row["prompt"]), (torch.tensor(row["chosen"]), torch.tensor(row["rejected"])), (False,) * 2)
-        for row in rows
-    ]
-    return collate_preference(records, pad_token_id=PAD)
+def read_records(folder, name):
+    shard = open_shard(folder / f"{name}_train.pt")
+    return [shard[i] for i in range(len(shard))]
 
 
 # --- SFT: Hugging Face's model(input_ids, attention_mask, labels)
 
 
 @kinds
-def test_sft_loss_and_gradient_are_those_of_transformers(kind):
+def test_sft_loss_and_gradient_are_those_of_transformers(kind, tmp_path):
     content, model = golden("sft", kind), build(kind, "causal")
-    records = [
-        Record(torch.tensor(row["prompt"]), (torch.tensor(row["response"]),), (False,)) for row in content["data"]
-    ]
+    records = read_records(write_shards(tmp_path, content["data"]), "finetune")
     batch = collate_finetune(records, pad_token_id=PAD, ignore_index=IGNORE, use_targets=True, mask_prompt=True)
     loss, count = sft_loss(text_logits(model, batch.input_ids, batch.attention_mask), batch.targets, IGNORE)
     (loss / count).backward()
@@ -156,24 +156,83 @@ def test_sft_stage_learns_as_transformers_with_adamw_does(kind, tmp_path):
 
 # --- Reward model: TRL's RewardTrainer
 
+reward_cases = pytest.mark.parametrize(
+    "case",
+    ["plain"]
+    + [
+        pytest.param(case, marks=pytest.mark.skipif(not hasattr(losses, "centering_loss"), reason="no margins yet"))
+        for case in ("margin", "center", "margin_center")
+    ],
+)
+
 
 @kinds
-def test_reward_loss_and_gradient_are_those_of_trl(kind):
+@reward_cases
+def test_reward_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     content, model = golden("rm", kind), ScalarModel(build(kind, "reward"))
-    batch = preference_batch(content["data"])
-    scores = model(batch.input_ids, batch.attention_mask)
-    loss, count = last_token_reward_loss(
-        scores[batch.better], scores[batch.worse], batch.starts, batch.lengths[batch.better], batch.lengths[batch.worse]
+    records = read_records(write_shards(tmp_path, content["data"]), "preference")
+    batch = collate_preference(records, pad_token_id=PAD, **({"use_margin": True} if "margin" in case else {}))
+    scores, better, worse = model(batch.input_ids, batch.attention_mask), batch.better, batch.worse
+    margins = [batch.margins] if hasattr(batch, "margins") else []
+    loss, count = losses.last_token_reward_loss(
+        scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse], *margins
+    )
+    if "center" in case:
+        ends = losses.score_at(scores, batch.lengths)
+        loss = loss + content["center_rewards_coefficient"] * losses.centering_loss(ends[better], ends[worse])[0]
+    (loss / count).backward()
+    close(loss / count, content[case]["loss"])
+    gradient_agrees(model.hf, content[case]["gradient"])
+
+
+@kinds
+@reward_cases
+def test_reward_stage_learns_as_trl_does(kind, case, tmp_path):
+    margin = ["--use_margin"] if "margin" in case else []
+    center = [f"--center_rewards_coeff={golden('rm', kind)['center_rewards_coefficient']}"] if "center" in case else []
+    trajectory_agrees("rm", kind, case, "reward", tmp_path, "--loss_type=last_token", *margin, *center)
+
+
+# --- DPO: TRL's DPOTrainer
+
+dpo_cases = pytest.mark.parametrize("case", ["plain", "smoothing", "reference_free"])
+needs_dpo = pytest.mark.skipif(find_spec("rlhf_stages.functional.dpo") is None, reason="no DPO yet")
+
+
+@needs_dpo
+@kinds
+@dpo_cases
+def test_dpo_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
+    from rlhf_stages.functional.dpo import dpo_loss
+    from rlhf_stages.models.forward import sequence_logprobs
+
+    content, model = golden("dpo", kind), build(kind, "causal")
+    batch = collate_preference(read_records(write_shards(tmp_path, content["data"]), "preference"), pad_token_id=PAD)
+    texts = batch.input_ids, batch.attention_mask, batch.prompt_lengths, batch.response_ends
+    logprobs = sequence_logprobs(model, *texts)
+    with torch.no_grad():
+        reference = sequence_logprobs(build(kind, "reference"), *texts)
+    if case == "reference_free":
+        reference = torch.zeros_like(reference)
+    better, worse = batch.better, batch.worse
+    loss, count = dpo_loss(
+        *(logprobs[better], logprobs[worse], reference[better], reference[worse]),
+        beta=content["beta"],
+        label_smoothing=content["label_smoothing"] if case == "smoothing" else 0.0,
     )
     (loss / count).backward()
-    close(loss / count, content["plain"]["loss"])
-    gradient_agrees(model.hf, content["plain"]["gradient"])
+    close(loss / count, content[case]["loss"])
+    gradient_agrees(model, content[case]["gradient"])
 
 
-# the stage gives a new head to a causal model, and takes the stored one from a classifier
+@needs_dpo
 @kinds
-def test_reward_stage_learns_as_trl_does(kind, tmp_path):
-    trajectory_agrees("rm", kind, "plain", "reward", tmp_path, "--loss_type=last_token")
+@dpo_cases
+def test_dpo_stage_learns_as_trl_does(kind, case, tmp_path):
+    smoothing = f"--label_smoothing={golden('dpo', kind)['label_smoothing']}"
+    extra = {"plain": [], "smoothing": [smoothing], "reference_free": ["--reference_free"]}[case]
+    beta = f"--beta={golden('dpo', kind)['beta']}"
+    trajectory_agrees("dpo", kind, case, "causal", tmp_path, beta, "--max_new_tokens=1", *extra)
 
 
 # --- PPO: trl.experimental.ppo
