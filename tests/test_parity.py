@@ -156,18 +156,13 @@ def test_sft_stage_learns_as_transformers_with_adamw_does(kind, tmp_path):
 
 # --- Reward model: TRL's RewardTrainer
 
-reward_cases = pytest.mark.parametrize(
-    "case",
-    ["plain"]
-    + [
-        pytest.param(case, marks=pytest.mark.skipif(not hasattr(losses, "centering_loss"), reason="no margins yet"))
-        for case in ("margin", "center", "margin_center")
-    ],
-)
+needs_margins = pytest.mark.skipif(not hasattr(losses, "centering_loss"), reason="no margins yet")
 
 
 @kinds
-@reward_cases
+@pytest.mark.parametrize(
+    "case", ["plain", *(pytest.param(case, marks=needs_margins) for case in ("margin", "center", "margin_center"))]
+)
 def test_reward_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     content, model = golden("rm", kind), ScalarModel(build(kind, "reward"))
     records = read_records(write_shards(tmp_path, content["data"]), "preference")
@@ -185,8 +180,9 @@ def test_reward_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     gradient_agrees(model.hf, content[case]["gradient"])
 
 
-@kinds
-@reward_cases
+@pytest.mark.parametrize(
+    ("kind", "case"), [("gpt2", "plain"), pytest.param("llama", "margin_center", marks=needs_margins)]
+)
 def test_reward_stage_learns_as_trl_does(kind, case, tmp_path):
     margin = ["--use_margin"] if "margin" in case else []
     center = [f"--center_rewards_coeff={golden('rm', kind)['center_rewards_coefficient']}"] if "center" in case else []
@@ -195,13 +191,12 @@ def test_reward_stage_learns_as_trl_does(kind, case, tmp_path):
 
 # --- DPO: TRL's DPOTrainer
 
-dpo_cases = pytest.mark.parametrize("case", ["plain", "smoothing", "reference_free"])
 needs_dpo = pytest.mark.skipif(find_spec("rlhf_stages.functional.dpo") is None, reason="no DPO yet")
 
 
 @needs_dpo
 @kinds
-@dpo_cases
+@pytest.mark.parametrize("case", ["plain", "smoothing", "reference_free"])
 def test_dpo_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     from rlhf_stages.functional.dpo import dpo_loss
     from rlhf_stages.models.forward import sequence_logprobs
@@ -226,8 +221,7 @@ def test_dpo_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
 
 
 @needs_dpo
-@kinds
-@dpo_cases
+@pytest.mark.parametrize(("kind", "case"), [("gpt2", "plain"), ("llama", "smoothing"), ("gpt2", "reference_free")])
 def test_dpo_stage_learns_as_trl_does(kind, case, tmp_path):
     smoothing = f"--label_smoothing={golden('dpo', kind)['label_smoothing']}"
     extra = {"plain": [], "smoothing": [smoothing], "reference_free": ["--reference_free"]}[case]
