@@ -77,7 +77,7 @@ def load_scalar(
         raise ValueError(
             f"{name_or_path}: {type(hf).__name__} is an encoder, which scores whole texts and no single tokens. Train a"
             " reward model of it with --loss_type=last_token; it can score the responses of PPO, but no critic can"
-            " start from it: start the critic from a causal model"
+            " start from it: give PPO --critic_init=sft"
         )
     if missing and trained_head:
         raise ValueError(f"{name_or_path} has no trained reward head ({min(missing)}); is it a reward model?")
@@ -97,9 +97,9 @@ def load_critic(
     """Load a critic: a reward model with its head, or a causal model with a head of 0 that at first says nothing.
 
     Raises:
-        ValueError: as `load_scalar`.
+        ValueError: as `load_scalar`; the model is an encoder.
     """
-    critic = load_scalar(name_or_path, tokenizer, args, trained_head=trained_head)
+    critic = load_scalar(name_or_path, tokenizer, args, trained_head=trained_head, token_scores=True)
     if not trained_head:
         nn.init.zeros_(critic.hf.score.weight)
     return critic
