@@ -164,7 +164,7 @@ def test_damaged_encoders_are_refused(tmp_path, tokenizer):
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_an_encoder_gives_no_token_scores(tmp_path, kind, tokenizer):
     folder = save_classifier(tmp_path, kind)
-    with pytest.raises(ValueError, match=r"is an encoder, .*--loss_type=last_token; .*start the critic from a causal"):
+    with pytest.raises(ValueError, match=r"is an encoder, .*--loss_type=last_token; .*give PPO --critic_init=sft"):
         load_scalar(folder, tokenizer, ModelArgs(), trained_head=True, token_scores=True)
     load_scalar(save_classifier(folder), tokenizer, ModelArgs(), trained_head=True, token_scores=True)
 

@@ -52,10 +52,10 @@ def test_an_encoder_reads_the_whole_text_and_gives_it_one_score(tmp_path, kind):
     assert ((scores[3:, 0] - scores[0, 0]).abs() > 0.01).all()
 
 
+@pytest.mark.parametrize("row", [[1, PAD, 7, PAD], [1, 2, 7, 2], [1, 1, 2, 1]])
 @torch.no_grad()
-def test_a_padding_id_inside_the_text_is_a_token_like_any_other(tmp_path):
+def test_padding_bos_and_eos_inside_the_text_are_tokens_like_any_other(tmp_path, row):
     model = load_scalar(save_classifier(tmp_path, "gpt2"), make_tokenizer(), ModelArgs(), trained_head=True).eval()
-    row = [1, PAD, 7, PAD]
     ids, mask = right_padded([row, [1, 5, 6, 7, 8, 9]], PAD)
     alone = model(torch.tensor([row]), torch.ones(1, 4, dtype=torch.bool))[0, 3]
     torch.testing.assert_close(end_scores(model, ids, mask)[0], alone, rtol=0, atol=2e-5)
@@ -103,10 +103,11 @@ def test_the_reward_scale_travels_with_the_model(tmp_path, save, kind):
     model = load_scalar(save(tmp_path / "a", kind), tokenizer, ModelArgs(), trained_head=True)
     with pytest.raises(ValueError, match="reward_mean None and reward_std None, so its scores cannot be standardized"):
         reward_scale(model)
-    store_reward_scale(model, -1.5, 0.25)
-    save_model(model, tokenizer, tmp_path / "b")
-    again = load_scalar(tmp_path / "b", tokenizer, ModelArgs(), trained_head=True)
-    assert reward_scale(again) == (-1.5, 0.25)
+    for scale in ((-1.5, 0.25), (0.0, 2.0)):  # a mean of 0 is a mean
+        store_reward_scale(model, *scale)
+        save_model(model, tokenizer, tmp_path / "b")
+        again = load_scalar(tmp_path / "b", tokenizer, ModelArgs(), trained_head=True)
+        assert reward_scale(again) == scale
     for mean, std in ((None, None), (1.0, 0.0)):  # nothing was validated; every text had the same score
         store_reward_scale(again, mean, std)
         save_model(again, tokenizer, tmp_path / "c")
