@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.actor_critic import ActorCritic, policy_of
     from rlhf_stages.models.forward import check_context
     from rlhf_stages.models.loading import load_causal, load_critic, load_scalar, parameter_summary, prepare_training
+    from rlhf_stages.models.scalar import reward_scale
     from rlhf_stages.models.start import check_model_name
     from rlhf_stages.optim import set_up
     from rlhf_stages.rollout.collect import (
@@ -73,6 +74,7 @@ def main(argv: list[str] | None = None) -> Path:
     reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
     check_context(reference, shard.longest_prompt + rollout_args.max_new_tokens)
     reward_model = loop.freeze(fabric, load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True))
+    scale = reward_scale(reward_model) if args.standardize_rewards else (0.0, 1.0)
     actor = prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args)
     if args.critic == "shared":
         actor = ActorCritic(actor)
@@ -150,7 +152,8 @@ def main(argv: list[str] | None = None) -> Path:
         started = time.perf_counter()
         rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])
         check_finite(rollout)
-        experience = make_experience(rollout, args, kl_control.coeff, group_size, partial(loop.global_sum, fabric))
+        global_sum = partial(loop.global_sum, fabric)
+        experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
         rollout_time = time.perf_counter() - started
 
         started = time.perf_counter()

@@ -21,12 +21,13 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
-    from rlhf_stages.functional.losses import REWARD_LOSSES, score_at
-    from rlhf_stages.functional.metrics import pair_statistics
+    from rlhf_stages.functional.losses import REWARD_LOSSES, centering_loss, score_at
+    from rlhf_stages.functional.metrics import order_accuracy, pair_statistics
     from rlhf_stages.models.loading import load_scalar, parameter_summary, prepare_training
+    from rlhf_stages.models.scalar import store_reward_scale
     from rlhf_stages.models.start import starting_point
     from rlhf_stages.optim import make_optimizer, warmup_cosine
-    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.tracking import Averages, Tracker, distribution
 
     # 1. Where to start, and the data
     start, parents = starting_point(model_args.model_name, sft=args.sft_experiment_dir)
@@ -34,13 +35,16 @@ def main(argv: list[str] | None = None) -> Path:
     tokenizer = load_tokenizer(str(start), model_args.trust_remote_code)
     info.check_tokenizer(tokenizer, str(start))
     tokenizer.chat_template = info.chat_template or tokenizer.chat_template
-    train = open_shard(info.path / "preference_train.pt", responses=2, vocab_size=len(tokenizer))
-    validation = loop.open_validation(info.path, "preference_validation.pt", responses=2, vocab_size=len(tokenizer))
-    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id)
+    kind = {"responses": 2, "vocab_size": len(tokenizer), "rated": args.use_margin}  # ranked lists of 2 or more
+    train = open_shard(info.path / "preference_train.pt", **kind)
+    validation = loop.open_validation(info.path, "preference_validation.pt", **kind)
+    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id, use_margin=args.use_margin)
 
     # 2. Model, optimizer, schedule
     fabric = loop.start_fabric(fabric_args, args.seed)
-    model = prepare_training(load_scalar(start, tokenizer, model_args, trained_head=False), model_args)
+    by_token = args.reward_loss != "last_token"
+    model = load_scalar(start, tokenizer, model_args, trained_head=False, token_scores=by_token)
+    model = prepare_training(model, model_args)
     fabric.print(parameter_summary(model))
     optimizer = make_optimizer(model, args, args.learning_rate)
     model, optimizer = fabric.setup(model, optimizer)
@@ -52,32 +56,43 @@ def main(argv: list[str] | None = None) -> Path:
     experiment = loop.open_experiment(fabric, args, info, "rm", groups, parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
 
-    # 4. Loss: mean over the pairs of all micro-batches and devices of a step
+    # 4. Loss: mean over all pairs of the lists in all micro-batches and devices of a step
     averages = Averages(fabric)
 
     def count(batch: PreferenceBatch) -> torch.Tensor:
         return torch.tensor(len(batch.better), device=fabric.device)
 
-    def loss_sum(batch: PreferenceBatch, prefix: str = "train", into: Averages = averages) -> torch.Tensor:
-        scores = model(batch.input_ids, batch.attention_mask)  # (S, T): chosen and rejected in one forward
-        better, worse = batch.better, batch.worse
+    def loss_and_scores(batch: PreferenceBatch, prefix: str, into: Averages) -> tuple[torch.Tensor, torch.Tensor]:
+        """Summed loss of the pairs, and the scores (S,) of the texts."""
+        scores = model(batch.input_ids, batch.attention_mask)  # (S, T): all texts of the lists in one forward
+        better, worse, lengths = batch.better, batch.worse, batch.lengths
         loss, pairs = REWARD_LOSSES[args.reward_loss](
-            scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse]
+            scores[better], scores[worse], batch.starts, lengths[better], lengths[worse], batch.margins
         )
-        ends = score_at(scores.detach(), batch.lengths)
+        ends = score_at(scores, lengths)
+        if args.center_rewards_coeff:
+            loss = loss + args.center_rewards_coeff * centering_loss(ends[better], ends[worse])[0]
+        ends = ends.detach()
         statistics = pair_statistics(ends[better], ends[worse])
+        in_order, lists = order_accuracy(ends[better], ends[worse], batch.lists)
         accuracy = {f"{prefix}/loss": loss.detach() / pairs, f"{prefix}/acc": statistics.pop("acc")}
         group = "info" if prefix == "train" else prefix
         into.update({**accuracy, **{f"{group}/{name}": value for name, value in statistics.items()}}, weight=pairs)
-        return loss
+        into.update({f"{prefix}/order_acc": in_order}, weight=lists)
+        return loss, ends
+
+    def loss_sum(batch: PreferenceBatch) -> torch.Tensor:
+        return loss_and_scores(batch, "train", averages)[0]
 
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:
         model.eval()
-        validated = Averages(fabric)
+        validated, ends = Averages(fabric), [torch.empty(0, device=fabric.device)]
         for batch in loop.validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
-            loss_sum(batch, "val", validated)
+            ends.append(loss_and_scores(batch, "val", validated)[1])
         metrics = validated.compute()
+        if validation is not None:
+            metrics |= distribution("val/reward", torch.cat(ends), fabric)
         tracker.log(metrics, step)
         return metrics
 
@@ -101,6 +116,7 @@ def main(argv: list[str] | None = None) -> Path:
         if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
             metrics = validate(step)
         if saving:
+            store_reward_scale(model, metrics.get("val/reward_mean"), metrics.get("val/reward_std"))
             loop.save_checkpoint(fabric, experiment, step, model, tokenizer)
             if not metrics.get("val/acc", best) < best:
                 best = metrics.get("val/acc", best)

@@ -11,12 +11,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    BertConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     OPTConfig,
     PreTrainedTokenizerFast,
+    RobertaConfig,
 )
 
 from rlhf_stages.data.shards import ShardWriter, atomic_save
@@ -25,6 +28,7 @@ from rlhf_stages.rollout.generation import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("gpt2", "opt", "llama", "neox")
+ENCODERS = ("bert", "roberta")
 NOUNS = ("colour", "price", "size")
 COLOURS = ("red", "blue", "green", "pink")
 THINGS = ("bike", "tea", "lamp")
@@ -84,12 +88,24 @@ def make_config(kind, vocab_size=100, **changes):
             return GPTNeoXConfig(
                 max_position_embeddings=64, attention_dropout=dropout, hidden_dropout=dropout, **rope, **common
             )
+        case "bert" | "roberta":
+            dropout = common.pop("dropout", 0.0)
+            config = {"bert": BertConfig, "roberta": RobertaConfig}[kind]
+            return config(
+                hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **common,
+            )  # fmt: skip
     raise ValueError(kind)
 
 
 def save_causal(folder, kind="gpt2", seed=0, tokenizer=None, generation_config=None, **changes):
     """Write a model folder with a causal model; returns the folder."""
     return _save(AutoModelForCausalLM, folder, kind, seed, tokenizer, generation_config, changes)
+
+
+def save_encoder(folder, kind="bert", seed=0, tokenizer=None, **changes):
+    """Write a model folder with an encoder that fills in masked tokens, and was never taught to classify."""
+    return _save(AutoModelForMaskedLM, folder, kind, seed, tokenizer, None, changes)
 
 
 def save_classifier(folder, kind="gpt2", seed=0, tokenizer=None, **changes):

@@ -173,7 +173,7 @@ def test_the_model_to_chat_with_is_named_once(capsys):
             RMArgs,
             {
                 "sft_experiment_dir": None, "learning_rate": 1e-4, "lr_warmup_steps": 100,
-                "loss_type": "per_sample",
+                "loss_type": "per_sample", "use_margin": False, "center_rewards_coeff": 0.0,
             },
         ),
         (
@@ -183,7 +183,7 @@ def test_the_model_to_chat_with_is_named_once(capsys):
                 "normalize_advantages": True, "adaptive_kl_coeff": False, "clip_rewards": True,
                 "reward_clip_value": 5.0, "init_kl_coeff": 0.1, "target_kl_coeff": 0.1, "clip_coeff": 0.2,
                 "vf_coeff": 0.1, "gae_gamma": 1.0, "gae_lambd": 0.95, "actor_learning_rate": 1e-6,
-                "critic_learning_rate": 1e-6,
+                "critic_learning_rate": 1e-6, "standardize_rewards": False,
             },
         ),
         (
@@ -344,6 +344,10 @@ def test_a_wrong_value_in_a_config_file_is_refused_like_one_on_the_command_line(
 def test_training_refuses(capsys, argv, message):
     for group in (SFTArgs, RMArgs, PPOArgs):
         assert message in refused(capsys, *argv.split(), groups=[group])
+
+
+def test_a_negative_weight_of_centering_is_refused(capsys):
+    assert "--center_rewards_coeff lies between 0" in refused(capsys, "--center_rewards_coeff=-1", groups=[RMArgs])
 
 
 def test_micro_batches_that_divide_are_taken():

@@ -287,8 +287,23 @@ class RM:
 
     def loss_sum(self, model, batch):
         scores = model(batch.input_ids, batch.attention_mask)
-        better, worse = batch.better, batch.worse
-        return self.loss(scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse])[0]
+        better, worse, lengths = batch.better, batch.worse, batch.lengths
+        return self.loss(scores[better], scores[worse], batch.starts, lengths[better], lengths[worse], batch.margins)[0]
+
+
+class RankLists(RM):
+    """The same on eight lists of 2 to 4 texts, with margins."""
+
+    def batches(self, sizes):
+        pool = iter(texts(16, seed=3))
+        records = []
+        for k in (3, 2, 4, 2, 3, 4, 2, 2):
+            first, second = next(pool), next(pool)
+            responses = (*first.responses, *second.responses)[:k]
+            records.append(Record(first.prompt, responses, (False,) * k, ratings=tuple(range(k, 0, -1))))
+        rest = iter(records)
+        for size in sizes:
+            yield collate_preference([next(rest) for _ in range(size)], pad_token_id=PAD, use_margin=True)
 
 
 class Actor:
@@ -352,7 +367,7 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
     return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("stage", [SFT, RM, partial(RM, loss="average"), Actor, Critic])
+@pytest.mark.parametrize("stage", [SFT, RM, partial(RM, loss="average"), RankLists, Actor, Critic])
 def test_a_step_is_the_same_however_it_is_cut(tmp_path, fabric, stage):
     stage = stage(tmp_path)
     losses, norms, parameters = three_steps(fabric, stage, [8])

@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("actor_lr_warmup_steps", "critic_lr_warmup_steps", "critic_warmup_steps"), (0, 2**62)),
     **dict.fromkeys(("min_new_tokens",), (0, 2**62)),
     **dict.fromkeys(("init_kl_coeff", "vf_coeff", "missing_eos_penalty", "weight_decay", "lora_alpha"), (0, 1e12)),
+    "center_rewards_coeff": (0, 1e12),
     **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "seed"), (0, 2**62)),
     **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
@@ -246,7 +247,10 @@ class RMArgs(TrainArgs):
     sft_experiment_dir: str | None = None  # Start from this SFT experiment; none: from --model_name
     learning_rate: float = 1e-4  # Peak learning rate; falls along a cosine to a floor of 1e-6 (or a tenth of the peak)
     lr_warmup_steps: int = 100  # Steps of linear warm-up
-    loss_type: Literal["per_sample", "per_token", "last_token", "average"] = "per_sample"  # per_token is per_sample
+    # Tokens compared: per_sample from the first difference on (also called per_token), last_token (encoders), average
+    loss_type: Literal["per_sample", "per_token", "last_token", "average"] = "per_sample"
+    use_margin: bool = flag(False)  # A better text is to win by the difference of the ratings that the data must bring
+    center_rewards_coeff: float = 0.0  # Weight of the squared sum of a pair's scores, keeping them around 0; 0 is off
 
     @property
     def reward_loss(self) -> str:
@@ -266,8 +270,9 @@ class PPOArgs(TrainArgs):
     ppo_epochs: int = 1  # Passes over a rollout
     self_check: bool = flag(True)  # Before the first update: what was sampled, scored and will be trained must agree
 
+    standardize_rewards: bool = flag(False)  # Scores less their mean, by their deviation, of the RM's validation set
     clip_rewards: bool = flag(True)  # Clip scores to +-reward_clip_value
-    reward_clip_value: float = 5.0  # In units of the reward model
+    reward_clip_value: float = 5.0  # In units of the reward model, or of standard deviations once standardized
     normalize_rewards: bool = flag(True)  # Scale the scores of a rollout to standard deviation 1, mean kept
     missing_eos_penalty: float = 0.0  # Subtracted from the score of a response that was cut off before a stop token
 

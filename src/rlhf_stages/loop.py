@@ -223,11 +223,11 @@ def prompt_shard_name(data_dir: Path, split: str) -> str:
     return name if (data_dir / "prompt_train.pt").is_file() else f"finetune_{split}.pt"
 
 
-def open_validation(data_dir: Path, name: str, *, responses: int, vocab_size: int) -> Shard | None:
+def open_validation(data_dir: Path, name: str, *, responses: int, vocab_size: int, rated: bool = False) -> Shard | None:
     """The validation shard, or None with a warning where the data were prepared without one."""
     path = data_dir / name
     if path.is_file():
-        return open_shard(path, responses=responses, vocab_size=vocab_size)
+        return open_shard(path, responses=responses, vocab_size=vocab_size, rated=rated)
     warnings.warn(f"no {path}: nothing is validated, and `best` is the last checkpoint", stacklevel=2)
     return None
 

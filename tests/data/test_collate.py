@@ -16,12 +16,13 @@ from rlhf_stages.data.shards import Record
 EOS = 2
 
 
-def record(prompt, *responses, truncated=None, targets=None):
+def record(prompt, *responses, truncated=None, targets=None, ratings=None):
     return Record(
         torch.tensor(prompt, dtype=torch.int64),
         tuple(torch.tensor(response, dtype=torch.int64) for response in responses),
         tuple(truncated or [False] * len(responses)),
         None if targets is None else torch.tensor(targets),
+        ratings,
     )
 
 
@@ -101,7 +102,18 @@ def test_preference_pairs_of_ranked_lists_of_any_length():
     pairs = list(zip(batch.better.tolist(), batch.worse.tolist(), strict=True))
     expected = [(0, 1), (0, 2), (1, 2), (3, 4), *itertools.combinations((5, 6, 7, 8), 2)]
     assert pairs == expected
+    assert batch.lists.tolist() == [0, 0, 0, 1, *[2] * 6]
     assert batch.starts.tolist() == [1, 1, 1, 3, *[0] * 6]
+    assert batch.margins.tolist() == [0.0] * 10
+
+
+def test_a_margin_is_the_difference_of_the_ratings_if_it_is_asked_for():
+    three = record([1], [5, EOS], [6, EOS], [7, EOS], ratings=(7.0, 4.5, 4.5))
+    two = record([1, 9], [4, 4, EOS], [4, EOS], ratings=(-1.0, -3.0))
+    batch = collate_preference([three, two], pad_token_id=0, use_margin=True)
+    assert batch.margins.tolist() == [2.5, 2.5, 0.0, 2.0]
+    assert batch.margins.dtype == torch.float32
+    assert collate_preference([three, two], pad_token_id=0).margins.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("pad", [0, EOS, 8])
@@ -117,7 +129,7 @@ def test_starts_where_the_texts_part_whatever_the_padding_id_is(pad):
 
 def test_preference_batch_of_prompts_alone_has_no_pair():
     batch = collate_preference([record([1], [5])], pad_token_id=0)
-    assert batch.better.shape == batch.worse.shape == batch.starts.shape == (0,)
+    assert {getattr(batch, name).shape for name in ("better", "worse", "lists", "starts", "margins")} == {(0,)}
 
 
 @pytest.mark.parametrize("pad", [0, 1])

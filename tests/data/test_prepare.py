@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_stages.args import TextDataArgs
 from rlhf_stages.data import prepare as module
-from rlhf_stages.data.prepare import Example, SkipRecord, prepare
+from rlhf_stages.data.prepare import prepare
 from rlhf_stages.data.shards import open_shard
+from rlhf_stages.data.sources import Example, SkipRecord
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, load_tokenizer
 
 EOS, BOS, PAD = 256, 257, 258
@@ -56,7 +57,8 @@ def run(tmp_path, tokenizer_path):
 def to_example(record):
     if "skip" in record:
         raise SkipRecord(record["skip"])
-    return Example(record["prompt"], tuple(record["responses"]), record.get("key", record["prompt"]))
+    key, ratings = record.get("key", record["prompt"]), record.get("ratings", ())
+    return Example(record["prompt"], tuple(record["responses"]), key, ratings)
 
 
 def records(count, split="train", responses=("good", "bad"), prefix="prompt"):
@@ -123,17 +125,29 @@ def test_ids_are_those_of_the_tokenizer_helpers_and_decode_to_the_text(run, shar
 
 def test_a_long_response_is_cut_and_keeps_eos_and_a_long_prompt_is_dropped(run, tmp_path, tokenizer_path):
     # A token per character. BOS and 4 characters fit in 5, BOS and 5 do not; of 9, BOS + 4 leave 4 to response and EOS.
-    rows = [("pppp", ["123", "1234"]), ("ppppp", ["123", "12"]), ("pp", ["12345", "123456"]), ("pq", ["1234567", "12"])]
+    rows = [("pppp", ["123", "4321"]), ("ppppp", ["123", "12"]), ("pp", ["12345", "543210"]), ("pq", ["1234567", "12"])]
     source = [("train", {"prompt": prompt, "responses": responses}) for prompt, responses in rows]
     limits = {"max_prompt_length": 5, "max_length": 9, "test_percentage": 0.0, "validation_percentage": 0.0}
     counts = run(source, stage="preference", shuffle=False, **limits)
     assert counts["train"] == {"kept": 3, "truncated": 3, "skipped": {"too long": 1}}
     path = tmp_path / "data/preference_train.pt"
-    assert texts(path, tokenizer_path) == [("pppp", "123", "123"), ("pp", "12345", "12345"), ("pq", "12345", "12")]
+    assert texts(path, tokenizer_path) == [("pppp", "123", "432"), ("pp", "12345", "54321"), ("pq", "12345", "12")]
     assert [record.truncated for record in open_shard(path)] == [(False, True), (False, True), (True, False)]
     for record in open_shard(path):
         assert all(int(response[-1]) == EOS for response in record.responses)
         assert max(len(record.sequence(i)) for i in range(2)) <= 9
+
+
+def test_pairs_that_only_differ_in_what_was_cut_off_are_dropped_and_counted(run, tmp_path, tokenizer_path):
+    rows = [("pppp", ["123", "1234"]), ("pppp", ["1234", "124"]), ("ppp", ["12", "123"])]
+    source = [("train", {"prompt": prompt, "responses": responses}) for prompt, responses in rows]
+    limits = {"max_prompt_length": 5, "max_length": 9, "test_percentage": 0.0, "validation_percentage": 0.0}
+    counts = run(source, stage="preference", shuffle=False, **limits)  # 3 tokens of a response fit after pppp
+    assert counts["train"] == {"kept": 2, "truncated": 1, "skipped": {"same response when cut": 1}}
+    path = tmp_path / "data/preference_train.pt"
+    assert texts(path, tokenizer_path) == [("pppp", "123", "124"), ("ppp", "12", "123")]
+    counts = run(source, stage="preference", shuffle=False, remove_same_responses=False, **limits)
+    assert counts["train"]["kept"] == 3
 
 
 def test_stages_are_disjoint_by_key_in_any_order_and_beside_any_data(run, tmp_path, tokenizer_path):
@@ -334,6 +348,18 @@ def test_rank_lists_keep_their_order(run, tmp_path, tokenizer_path):
     )
     rows = texts(tmp_path / "data/preference_train.pt", tokenizer_path)
     assert sorted(rows) == [(f"prompt {n}", f"best {n}", f"good {n}", f"bad {n}") for n in range(5)]
+
+
+def test_ratings_reach_the_shard_in_its_order(run, tmp_path):
+    rows = [(f"prompt {n}", ["a", "b", "c"][: 2 + n % 2], (5.0 + n, 4.0, 1.5)[: 2 + n % 2]) for n in range(20)]
+    source = [("train", {"prompt": p, "responses": r, "ratings": ratings}) for p, r, ratings in rows]
+    run(source, stage="preference", minimum_response_length=1, test_percentage=0.0, validation_percentage=0.0)
+    shard = open_shard(tmp_path / "data/preference_train.pt", rated=True)
+    assert [record.ratings for record in shard] != [ratings for *_, ratings in rows]  # shuffled
+    assert sorted(record.ratings for record in shard) == sorted(ratings for *_, ratings in rows)
+    assert all(len(record.ratings) == len(record.responses) for record in shard)
+    run(source, stage="finetune", minimum_response_length=1, test_percentage=0.0, folder="other")
+    assert open_shard(tmp_path / "other/finetune_train.pt", rated=True)[0].ratings[0] >= 5.0
 
 
 def test_the_folder_says_how_it_was_made(run, tmp_path, tokenizer_path):

@@ -147,6 +147,61 @@ def test_a_large_shard_opens_at_once_and_stays_on_disk(tmp_path):
     assert shard[count - 1].responses[0].tolist() == list(range(count * 100 - 50, count * 100))
 
 
+# --- ratings ---
+
+
+def write_rated(path, rows, order=None):
+    """A shard of records given as the ratings of their responses, () for none."""
+    writer = ShardWriter()
+    for number, ratings in enumerate(rows):
+        writer.add([number], [[9]] * max(len(ratings), 2), ratings=ratings)
+    writer.save(path, order)
+    return path
+
+
+def test_ratings_round_trip_in_any_order_and_only_where_there_are_some(tmp_path):
+    rows = [(5.0, 1.5), (3.0, 2.0, -1.0), (), (0.0, 0.0)]
+    for order in (None, [3, 1, 0, 2], [2, 1]):
+        shard = open_shard(write_rated(tmp_path / "a.pt", rows, order))
+        for place, number in enumerate(order or range(4)):
+            record = shard[place]
+            assert record.prompt.tolist() == [number]
+            if rows[number]:
+                assert record.ratings == rows[number]
+            else:
+                assert [rating == rating for rating in record.ratings] == [False, False]  # NaN
+    content = torch.load(tmp_path / "a.pt")
+    assert content["ratings"].isnan().tolist() == [True] * 3 + [True, False, False, False]
+    unrated = open_shard(write_rated(tmp_path / "b.pt", [(), ()]))
+    assert unrated[0].ratings is None
+    assert "ratings" not in torch.load(tmp_path / "b.pt")
+
+
+def test_a_rating_per_response(tmp_path):
+    with pytest.raises(ValueError, match="zip"):
+        ShardWriter().add([1], [[2], [3]], ratings=[1.0])
+
+
+def test_ratings_that_give_no_margins_are_refused(tmp_path):
+    open_shard(write_rated(tmp_path / "a.pt", [(5.0, 1.5), (3.0, 2.0, 2.0), (0.0, 0.0)]), rated=True)
+    for rows, message in (
+        ([(), ()], r"a\.pt has no ratings to take margins from; write them too, or leave --use_margin out"),
+        ([(5.0, 1.0), ()], "a response of record 1 is not rated; a margin needs every response"),
+        ([(1.0, 0.0), (5.0, 1.0), (2.0, float("inf"))], "a response of record 2 is not rated"),
+        ([(5.0, 1.0), (3.0, 2.0, 2.5)], "a response of record 1 is rated above a better one"),
+        ([(1.0, 2.0), (9.0, 8.0)], "a response of record 0 is rated above a better one"),
+    ):
+        path = write_rated(tmp_path / "a.pt", rows)
+        with pytest.raises(ValueError, match=message):
+            open_shard(path, rated=True)
+        open_shard(path)  # as long as nobody asks for margins
+
+
+def test_what_stands_at_prompts_in_the_column_of_ratings_means_nothing(tmp_path):
+    ratings = torch.tensor([-8.0, 2.0, 1.0])  # the first response is no better than its prompt
+    assert open_shard(saved(columns(ratings=ratings), tmp_path / "a.pt"), rated=True)[0].ratings == (2.0, 1.0)
+
+
 # --- lists of dictionaries ---
 
 
@@ -172,6 +227,19 @@ def test_reads_preferences_as_a_list_of_dictionaries(tmp_path):
     assert unpacked(shard) == [([1, 2], [[3], []], [False, False]), ([1], [[5, 3], [6, 4]], [False, False])]
 
 
+def test_reads_the_margin_of_a_pair_in_a_list_of_dictionaries(tmp_path):
+    pair = {"prompt_len": 1, "chosen_input_ids": [1, 2, 3], "rejected_input_ids": [1, 2]}
+    shard = open_shard(
+        saved([{**pair, "margin": 1.5}, {**pair, "margin": torch.tensor(0)}], tmp_path / "a.pt"), rated=True
+    )
+    assert [shard[i].ratings for i in range(2)] == [(1.5, 0.0), (0.0, 0.0)]
+    path = saved([{**pair, "margin": 1.5}, pair], tmp_path / "b.pt")
+    with pytest.raises(ValueError, match="a response of record 1 is not rated"):
+        open_shard(path, rated=True)
+    with pytest.raises(ValueError, match="a response of record 0 is rated above a better one"):
+        open_shard(saved([{**pair, "margin": -1}], tmp_path / "c.pt"), rated=True)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -191,6 +259,10 @@ def test_reads_preferences_as_a_list_of_dictionaries(tmp_path):
         ({"prompt_len": -1, "input_ids": [1, 2]}, "record 1 has prompt_len -1, expected 0 to 2"),
         ({"prompt_len": 2, "chosen_input_ids": [1, 2], "rejected_input_ids": [1]}, "prompt_len 2, expected 0 to 1"),
         ({"prompt_len": 1, "input_ids": [1, 2], "targets": [1]}, "record 1 has 1 targets for 2 ids"),
+        (
+            {"prompt_len": 1, "chosen_input_ids": [1, 2], "rejected_input_ids": [1], "margin": "wide"},
+            "record 1 is not a dictionary.*could not convert string to float",
+        ),
     ],
 )
 def test_a_bad_dictionary_is_named(tmp_path, row, message):
@@ -259,6 +331,9 @@ def test_a_shard_of_another_tokenizer_is_refused(tmp_path):
         (columns(record_offsets=torch.tensor([0, 0, 3])), "offsets do not fit"),  # a record without a prompt
         (columns(record_offsets=torch.tensor([0, 4, 3])), "offsets do not fit"),
         (columns(segment_offsets=torch.tensor([0, 3, 2, 5])), "offsets do not fit"),
+        (columns(ratings=torch.zeros(2)), "offsets do not fit"),
+        (columns(ratings=None), "column 'ratings' is missing or not a flat torch.float32"),
+        (columns(ratings=torch.zeros(3, dtype=torch.float64)), "column 'ratings' is missing or not a flat"),
     ],
 )
 def test_content_that_is_no_shard_is_refused(tmp_path, content, message):

@@ -72,6 +72,16 @@ def test_a_tokenizer_that_was_given_a_padding_token_keeps_it_when_saved_and_load
     assert (again.pad_token_id, len(again), fingerprint(again)) == (257, 258, fingerprint(tokenizer))
 
 
+def test_the_tokenizer_of_an_encoder_begins_and_ends_texts_with_its_own_tokens(tmp_path):
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    tokenizer = load_tokenizer(make(tmp_path / "t", ["[PAD]", "[CLS]", "[SEP]"], **special))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
+    assert encode_prompt(tokenizer, "a") + encode_response(tokenizer, "b") == [1, *spell(tokenizer, "ab"), 2]
+    assert encode_text(tokenizer, "[SEP]") == spell(tokenizer, "[SEP]")
+    tokenizer.save_pretrained(tmp_path / "again")
+    assert fingerprint(load_tokenizer(str(tmp_path / "again"))) == fingerprint(tokenizer)
+
+
 # --- encoding ---
 
 

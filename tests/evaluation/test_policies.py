@@ -32,8 +32,8 @@ def load(fabric, folder, seed=0):
     return freeze(fabric, load_causal(save_causal(folder, seed=seed), make_tokenizer(), ModelArgs()))
 
 
-def load_reward(fabric, folder):
-    return freeze(fabric, load_scalar(save_classifier(folder), make_tokenizer(), ModelArgs(), trained_head=True))
+def load_reward(fabric, folder, kind="gpt2"):
+    return freeze(fabric, load_scalar(save_classifier(folder, kind), make_tokenizer(), ModelArgs(), trained_head=True))
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
@@ -76,16 +76,30 @@ def test_a_policy_has_no_kl_to_itself(tmp_path, fabric, shard):
     assert [(reply.kl, reply.reward, reply.gold) for reply in replies] == [(0.0, None, None)]
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @torch.no_grad()
-def test_accuracy_against_single_texts(tmp_path, fabric, shard):
-    reward_model = load_reward(fabric, tmp_path / "c")
-    right = 0
-    for i in range(3):
-        better, worse = (reward_model.hf(shard[i].sequence(k)[None]).logits.item() for k in (0, 1))
-        right += better > worse
+def test_accuracy_against_single_texts(tmp_path, fabric, kind):
+    writer = ShardWriter()
+    for prompt, *responses in (
+        ([1, 5, 6], [20, 21, 2], [22, 2], [4, 5, 2]),
+        ([1, 7], [23, 2], [24, 25, 26, 2]),
+        ([1, 8, 9, 10, 11], [27, 2], [28, 2]),
+    ):
+        writer.add(prompt, responses)
+    writer.save(tmp_path / "lists.pt")
+    shard = open_shard(tmp_path / "lists.pt")
+    reward_model = load_reward(fabric, tmp_path / "c", kind)
+    right = in_order = 0
+    for record in shard:
+        scores = [reward_model.hf(record.sequence(k)[None]).logits.item() for k in range(len(record.responses))]
+        wins = [scores[i] > scores[j] for i in range(len(scores)) for j in range(i + 1, len(scores))]
+        right += sum(wins)
+        in_order += all(wins)
     for batch_size in (1, 2, 50):
         result = reward_accuracy(reward_model, shard, make_tokenizer(), fabric, batch_size)
-        assert result == {"pairs": 3, "accuracy": right / 3, "longer_wins": 1 / 3}  # only the first is longer
+        # the first list has 3 pairs, and only in it is a better text the longer one: than the second
+        expected = {"pairs": 5, "accuracy": right / 5, "longer_wins": 1 / 5, "lists": 3, "order_accuracy": in_order / 3}
+        assert result == pytest.approx(expected)
 
 
 def test_a_tie_is_wrong(fabric, shard):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlhf_stages.functional.masking import moments
-from rlhf_stages.functional.metrics import explained_variance, pair_statistics, policy_statistics
+from rlhf_stages.functional.metrics import explained_variance, order_accuracy, pair_statistics, policy_statistics
 
 MASK = torch.tensor([[True, True, True, False], [True, False, False, False]])
 
@@ -23,6 +23,28 @@ def test_pair_statistics_and_a_tie_is_wrong():
         "rejected_reward": 0.0,
         "reward_margin": 0.5,
     }
+
+
+def test_exact_order_of_ragged_lists():
+    scores = [[3.0, 2.0, 1.0], [1.0, 0.0], [3.0, 1.0, 2.0], [2.0, 2.0], [4.0, 3.0, 2.0, 1.0], [1.0, 0.0, 2.0]]
+    # in order, in order, last two swapped, a tie, in order, the last above both: 3 of 6 lists
+    pairs = [
+        (row[i], row[j], number)
+        for number, row in enumerate(scores)
+        for i in range(len(row))
+        for j in range(i + 1, len(row))
+    ]
+    better, worse, lists = zip(*pairs, strict=True)
+    share, count = order_accuracy(doubles(better), doubles(worse), torch.tensor(lists))
+    assert (float(share), int(count)) == (0.5, 6)
+    # of the 3 + 1 + 3 + 1 + 6 + 3 pairs, 1 + 1 + 2 are wrong
+    assert float(pair_statistics(doubles(better), doubles(worse))["acc"]) == pytest.approx(13 / 17)
+
+
+def test_exact_order_of_pairs_is_their_accuracy_and_lists_without_a_pair_do_not_count():
+    better, worse = doubles([2.0, 1.0, 0.0]), doubles([1.0, 5.0, -1.0])
+    share, count = order_accuracy(better, worse, torch.tensor([0, 2, 3]))  # list 1 has a single text
+    assert (float(share), int(count)) == (pytest.approx(2 / 3), 3)
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, 1e9])

@@ -24,7 +24,16 @@ from rlhf_stages.models.loading import (
     save_model,
 )
 
-from helpers import KINDS, make_config, make_tokenizer, save_causal, save_classifier, shake_adapters
+from helpers import (
+    ENCODERS,
+    KINDS,
+    make_config,
+    make_tokenizer,
+    save_causal,
+    save_classifier,
+    save_encoder,
+    shake_adapters,
+)
 
 IDS = torch.tensor([[1, 5, 6, 7, 8, 9, 2]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -100,13 +109,87 @@ def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path, tokenizer):
 
 
 def test_an_architecture_with_another_kind_of_head(tmp_path, tokenizer):
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import BartConfig, BartForSequenceClassification
 
-    BertForSequenceClassification(
-        BertConfig(vocab_size=100, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1)
-    ).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="BertForSequenceClassification has no linear `score` head"):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "num_labels": 1}
+    BartForSequenceClassification(BartConfig(vocab_size=100, d_model=8, **sizes, **heads)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="BartForSequenceClassification has no linear `score` head"):
         load_scalar(tmp_path, tokenizer, ModelArgs(), trained_head=True)
+
+
+# Encoders
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_that_was_never_taught_to_classify(tmp_path, kind, tokenizer):
+    folder = save_encoder(tmp_path, kind)
+    scalar = load_scalar(folder, tokenizer, ModelArgs(), trained_head=False)
+    stored = load_file(folder / "model.safetensors")
+    trunk = {f"hf.{name}": weight for name, weight in stored.items() if name.startswith(f"{kind}.")}
+    weights = scalar.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in trunk.items())
+    assert {name.split(".")[-3] for name in weights if name not in trunk} <= {"hf", "pooler", "classifier"}
+    assert {parameter.dtype for parameter in scalar.parameters()} == {torch.float32}
+    with pytest.raises(ValueError, match=r"has no trained reward head \((classifier|bert\.pooler)\."):
+        load_scalar(folder, tokenizer, ModelArgs(), trained_head=True)
+
+
+def test_a_new_head_of_an_encoder_comes_from_the_seed(tmp_path, tokenizer):
+    folder = save_encoder(tmp_path)
+    heads = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        heads.append(load_scalar(folder, tokenizer, ModelArgs(), trained_head=False).hf.classifier.weight)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_damaged_encoders_are_refused(tmp_path, tokenizer):
+    folder = save_classifier(tmp_path, "bert")
+    file = folder / "model.safetensors"
+    stored = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    for lost, trained_head, message in (
+        ("bert.encoder.layer.1.output.dense.weight", False, "1 weights are missing .* 'bert.encoder.layer.1"),
+        ("classifier.weight", True, r"no trained reward head \(classifier\.weight\)"),
+        ("bert.pooler.dense.bias", True, r"no trained reward head \(bert\.pooler\.dense\.bias\)"),
+    ):
+        save_file({name: t for name, t in stored.items() if name != lost}, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=message):
+            load_scalar(folder, tokenizer, ModelArgs(), trained_head=trained_head)
+    with pytest.raises(ValueError, match=r"another shape than config\.json says, among them 'classifier\."):
+        load_scalar(save_classifier(tmp_path, "bert", num_labels=2), tokenizer, ModelArgs(), trained_head=True)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_gives_no_token_scores(tmp_path, kind, tokenizer):
+    folder = save_classifier(tmp_path, kind)
+    with pytest.raises(ValueError, match=r"is an encoder, .*--loss_type=last_token; .*give PPO --critic_init=sft"):
+        load_scalar(folder, tokenizer, ModelArgs(), trained_head=True, token_scores=True)
+    load_scalar(save_classifier(folder), tokenizer, ModelArgs(), trained_head=True, token_scores=True)
+
+
+@torch.no_grad()
+def test_an_encoder_keeps_its_own_padding_id(tmp_path, tokenizer):
+    """RoBERTa counts its positions from it, so another one in the saved config would give other scores."""
+    folder = save_classifier(tmp_path / "a", "roberta", pad_token_id=1, bos_token_id=0)
+    scalar = load_scalar(folder, tokenizer, ModelArgs(), trained_head=True).eval()
+    save_model(scalar, tokenizer, tmp_path / "b")
+    again = load_scalar(tmp_path / "b", tokenizer, ModelArgs(), trained_head=True).eval()
+    assert torch.equal(again(IDS, MASK), scalar(IDS, MASK))
+
+
+@torch.no_grad()
+def test_an_encoder_whose_classifier_follows_another_layer(tmp_path, tokenizer):
+    """DistilBERT has no pooler but a layer outside of its trunk before the classifier."""
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    config = DistilBertConfig(vocab_size=100, dim=8, n_layers=1, n_heads=1, hidden_dim=8, max_position_embeddings=16)
+    DistilBertForMaskedLM(config).save_pretrained(tmp_path / "a")
+    scalar = load_scalar(tmp_path / "a", tokenizer, ModelArgs(), trained_head=False).eval()
+    save_model(scalar, tokenizer, tmp_path / "b")
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "b").eval()
+    torch.testing.assert_close(scalar(IDS, MASK)[0, -1:], classifier(IDS).logits[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("load", [load_causal, lambda *args: load_scalar(*args, trained_head=False)])
@@ -209,6 +292,16 @@ def test_disable_dropout_makes_two_training_forwards_bit_equal(tmp_path, kind, r
     assert rate in [saved.get(name) for name in rates]
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+@torch.no_grad()
+def test_disable_dropout_of_an_encoder(tmp_path, kind, tokenizer):
+    folder = save_classifier(tmp_path, kind, dropout=0.5)
+    noisy = load_scalar(folder, tokenizer, ModelArgs(), trained_head=True).train()
+    assert not torch.equal(noisy(IDS, MASK), noisy(IDS, MASK))
+    model = load_scalar(folder, tokenizer, ModelArgs(disable_dropout=True), trained_head=True).train()
+    assert torch.equal(model(IDS, MASK), noisy.eval()(IDS, MASK))
+
+
 @pytest.mark.parametrize(
     ("model_class", "config"),
     [
@@ -266,6 +359,13 @@ def test_last_layer_trains_the_output_embedding_alone(tmp_path, kind, changes, n
     args = MODES["last_layer"]
     model = prepare_training(load_causal(save_causal(tmp_path, kind, **changes), tokenizer, args), args)
     assert trained(model) == {name}
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("bert", {""}), ("roberta", {"dense.", "out_proj."})])
+def test_last_layer_of_an_encoder_is_its_classifier(tmp_path, kind, layers, tokenizer):
+    args = MODES["last_layer"]
+    model = prepare_training(load_scalar(save_encoder(tmp_path, kind), tokenizer, args, trained_head=False), args)
+    assert trained(model) == {f"hf.classifier.{layer}{part}" for layer in layers for part in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -356,6 +456,23 @@ def test_a_saved_reward_model_gives_the_same_scores(tmp_path, kind, mode, tokeni
     if mode != "lora":
         weights = scalar.state_dict()
         assert all(torch.equal(weight, weights[name]) for name, weight in again.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_saved_encoder_gives_the_same_scores(tmp_path, kind, mode, tokenizer):
+    args = MODES[mode]
+    scalar = load_scalar(save_encoder(tmp_path / "base", kind), tokenizer, args, trained_head=False)
+    scalar = nudge(prepare_training(scalar, args))
+    scalar(IDS, MASK)[0, -1].backward()
+    assert all(p.grad is not None for name, p in scalar.named_parameters() if p.requires_grad and "lora_A" not in name)
+    save_model(scalar, tokenizer, tmp_path / "saved")
+    with torch.no_grad():
+        loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", output_loading_info=True)
+        assert not any(info.values())
+        torch.testing.assert_close(loaded.eval()(IDS).logits[0], scalar(IDS, MASK)[0, -1:], rtol=0, atol=2e-5)
+        again = load_scalar(tmp_path / "saved", tokenizer, ModelArgs(), trained_head=True).eval()
+        torch.testing.assert_close(again(IDS, MASK), scalar(IDS, MASK), rtol=0, atol=2e-5)
 
 
 @torch.no_grad()

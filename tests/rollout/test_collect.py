@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rlhf_stages.args import ModelArgs
-from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.losses import gather_logprobs
+from rlhf_stages.data.collate import PromptBatch, collate_preference
+from rlhf_stages.data.shards import Record
+from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import (
     check_finite,
@@ -84,6 +85,25 @@ def test_every_number_equals_a_loop_over_unpadded_texts(models):
         for values in (rollout.logprobs, rollout.ref_logprobs, rollout.values):
             assert not values[row, len(response) :].any()
     assert torch.equal(rollout.ended, ENDED)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "bert", "roberta"])
+@torch.no_grad()
+def test_training_evaluation_and_ppo_give_the_same_float_for_the_same_text(tmp_path, models, kind):
+    """A reward model reads BOS, prompt, response and EOS alike wherever it scores, to the last bit."""
+    folder = save_classifier(tmp_path / "rm", kind)
+    reward_model = load_scalar(folder, make_tokenizer(), ModelArgs(), trained_head=True).eval()
+    rows = [0, 1, 2, 3]
+    rollout = score({**models, "reward_model": reward_model}, rows)
+    responses = tuple(torch.tensor(PROMPTS[row] + RESPONSES[row]) for row in rows)
+    # as a ranked list of whole texts, the way that training and evaluation read a shard
+    batch = collate_preference([Record(torch.tensor([], dtype=torch.int64), responses, (False,) * 4)], pad_token_id=PAD)
+    assert torch.equal(batch.input_ids, rollout.texts.ids)
+    assert torch.equal(batch.attention_mask, rollout.texts.mask)
+    trained = score_at(reward_model(batch.input_ids, batch.attention_mask), batch.lengths)
+    assert torch.equal(trained, rollout.scores)
+    for row, text in zip(rows, responses, strict=True):
+        assert rollout.scores[row].item() == pytest.approx(reward_model.hf(text[None]).logits.item(), abs=2e-5)
 
 
 @torch.no_grad()

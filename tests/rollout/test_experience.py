@@ -56,6 +56,15 @@ def test_scores_are_clipped_after_the_penalty():
     assert final_scores(rollout, args) == [5.0, -5.0, -5.0, 0.0]
 
 
+def test_scores_are_standardized_before_the_penalty_and_the_clip():
+    rollout = rollout_of([9.0, 1.0, 5.0, -3.0], [2, 1, 2, 2], ended=[True, True, False, True])
+    args = ppo(clip_rewards=True, reward_clip_value=1.5, missing_eos_penalty=0.5)
+    rewards = make_experience(rollout, args, 0.0, reward_scale=(3.0, 4.0)).rewards
+    # (score - 3) / 4: 1.5, -0.5, 0.5 and -1.5; the third was cut off, and no score is beyond 1.5 any more
+    assert rewards[torch.arange(4), rollout.response_mask.sum(1) - 1].tolist() == [1.5, -0.5, 0.0, -1.5]
+    assert rollout.scores.tolist() == [9.0, 1.0, 5.0, -3.0]  # logged as the model gave them
+
+
 def test_scores_are_scaled_and_keep_their_mean():
     rollout = rollout_of([1.0, 2.0, 3.0, 6.0], [1, 2, 3, 3])
     # mean 3, deviations -2 -1 0 3, variance (4 + 1 + 9) / 4 = 3.5

@@ -13,7 +13,16 @@ from safetensors.torch import load_file, save_file
 from rlhf_stages.cli import run
 from rlhf_stages.experiment import resolve_checkpoint
 
-from helpers import ROOT, load_script, make_tokenizer, run_stage, write_data, write_toy_data
+from helpers import (
+    ROOT,
+    load_script,
+    make_tokenizer,
+    run_stage,
+    save_classifier,
+    save_encoder,
+    write_data,
+    write_toy_data,
+)
 
 TOKENS = "--max_new_tokens=4"
 STAGES = ("sft", "rm", "ppo")
@@ -120,6 +129,32 @@ def test_a_contradicting_model_name(refused, flags, stage):
 def test_a_reward_model_as_policy(refused, flags, tiny_run):
     message = refused("sft", [*flags["sft"], f"--model_name={resolve_checkpoint(tiny_run.rm)}"])
     assert "GPT2ForSequenceClassification, which scores texts; expected a causal language model" in message
+
+
+@pytest.mark.parametrize("loss_type", ["per_sample", "per_token", "average"])
+def test_token_losses_of_an_encoder(refused, flags, tmp_path, loss_type):
+    argv = [flag for flag in flags["rm"] if "sft_experiment" not in flag]
+    model = save_encoder(tmp_path / "bert")
+    message = refused("rm", [*argv, f"--model_name={model}", f"--loss_type={loss_type}"])
+    assert message.startswith(f"{model}: BertForSequenceClassification is an encoder, which scores whole texts")
+    assert "--loss_type=last_token" in message
+
+
+def test_a_critic_from_an_encoder(refused, flags, tiny_run, tmp_path):
+    rm = copy_of(tiny_run.rm, tmp_path / "rm")
+    shutil.rmtree(resolve_checkpoint(rm))
+    save_classifier(rm / "checkpoints" / "step-000002", "bert")
+    message = refused("ppo", [*flags["ppo"], f"--rm_experiment_dir={rm}"])
+    assert "no critic can start from it: give PPO --critic_init=sft" in message
+
+
+def test_a_reward_model_without_a_scale(refused, flags, tiny_run, tmp_path):
+    rm = copy_of(tiny_run.rm, tmp_path / "rm")
+    file = resolve_checkpoint(rm) / "config.json"
+    content = {name: value for name, value in json.loads(file.read_text()).items() if not name.startswith("reward_")}
+    file.write_text(json.dumps(content))
+    message = refused("ppo", [*flags["ppo"], f"--rm_experiment_dir={rm}", "--standardize_rewards"])
+    assert "so its scores cannot be standardized; rlhf_rm.py writes both" in message
 
 
 def test_a_model_that_is_not_there(refused, flags, tmp_path, monkeypatch):
@@ -229,6 +264,11 @@ def test_fine_tuning_data_for_a_reward_model(refused, flags, tiny_run, tmp_path)
     shutil.copy(data / "finetune_train.pt", data / "preference_train.pt")
     message = refused("rm", [*flags["rm"], f"--data_dir={data}"])
     assert "record 0 has 1 responses, expected at least 2" in message
+
+
+def test_margins_of_data_without_ratings(refused, flags, tiny_run):
+    message = refused("rm", [*flags["rm"], "--use_margin"])
+    assert message.startswith(f"{tiny_run.data / 'preference_train.pt'} has no ratings to take margins from")
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo"])

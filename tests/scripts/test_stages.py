@@ -303,6 +303,18 @@ def test_logged_scores_are_those_of_the_saved_reward_model(tiny_run, learning):
         assert metrics["debug/reward_scores_max"][step] == pytest.approx(scores.max().item(), abs=2e-5)
 
 
+def test_scores_are_standardized_by_what_the_reward_model_brings(tiny_run, tmp_path, watch):
+    plain = ["--normalize_rewards=False", "--clip_rewards=False", "--max_steps=1", "--init_kl_coeff=0"]
+    ppo = run_ppo(tiny_run, tmp_path, "--standardize_rewards", *plain)
+    config = json.loads((resolve_checkpoint(tiny_run.rm) / "config.json").read_text())
+    (experience,) = watch["experience"]
+    scores = experience.rollout.scores
+    expected = (scores - config["reward_mean"]) / config["reward_std"]
+    torch.testing.assert_close(experience.rewards.sum(1), expected)
+    assert (expected - scores).abs().min() > 1e-3
+    assert read_metrics(ppo)["train/reward_mean"][1] == pytest.approx(scores.mean().item(), rel=1e-5)
+
+
 def test_the_saved_policy_is_the_trained_actor(tiny_run, learning):
     ppo, seen = learning
     loaded, info = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(ppo), output_loading_info=True)

@@ -27,7 +27,8 @@ class PreferenceBatch:
     """Right-padded texts of B ranked lists and all their pairs.
 
     input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
-    starts (Q,) int64 is the first token at which the two of a pair differ.
+    lists (Q,) int64 the B lists; starts (Q,) int64 is the first token at which the two of a pair differ; margins (Q,)
+    fp32 is the difference of their ratings, or 0 if margins were not asked for.
     """
 
     input_ids: Tensor
@@ -35,7 +36,9 @@ class PreferenceBatch:
     lengths: Tensor
     better: Tensor
     worse: Tensor
+    lists: Tensor
     starts: Tensor
+    margins: Tensor
 
 
 @dataclass(frozen=True)
@@ -73,20 +76,36 @@ def collate_finetune(
     return FinetuneBatch(input_ids, length_mask(lengths, input_ids.shape[1]), targets)
 
 
-def collate_preference(records: Sequence[Record], *, pad_token_id: int) -> PreferenceBatch:
-    """Ranked lists: every text once, and each pair of a list with the better one first."""
+def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_margin: bool = False) -> PreferenceBatch:
+    """Ranked lists: every text once, and each pair of a list with the better one first.
+
+    With `use_margin` every record must have ratings (`open_shard` sees to it).
+    """
     sequences = [record.sequence(i) for record in records for i in range(len(record.responses))]
     input_ids, lengths = pad_right(sequences, pad_token_id)
-    pairs, offset = [], 0
-    for record in records:
+    pairs, lists, offset = [], [], 0
+    for number, record in enumerate(records):
         k = len(record.responses)
-        pairs += [(offset + i, offset + j) for i in range(k) for j in range(i + 1, k)]
+        of_list = [(offset + i, offset + j) for i in range(k) for j in range(i + 1, k)]
+        pairs += of_list
+        lists += [number] * len(of_list)
         offset += k
     better, worse = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     shorter = torch.minimum(lengths[better], lengths[worse])
     # where one text is a prefix of the other they differ at its end, whatever the padding id is
     starts = torch.minimum(first_difference(input_ids[better], input_ids[worse]), shorter)
-    return PreferenceBatch(input_ids, length_mask(lengths, input_ids.shape[1]), lengths, better, worse, starts)
+    rated = [rating for record in records for rating in record.ratings or ()] if use_margin else [0.0] * len(sequences)
+    ratings = torch.tensor(rated, dtype=torch.float32)
+    return PreferenceBatch(
+        input_ids=input_ids,
+        attention_mask=length_mask(lengths, input_ids.shape[1]),
+        lengths=lengths,
+        better=better,
+        worse=worse,
+        lists=torch.tensor(lists, dtype=torch.int64),
+        starts=starts,
+        margins=ratings[better] - ratings[worse],
+    )
 
 
 def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBatch:

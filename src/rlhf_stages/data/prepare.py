@@ -23,10 +23,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import TextDataArgs
 from rlhf_stages.data.shards import ShardWriter, atomic_save
-from rlhf_stages.data.sources import SPLITS, Example, Judged, Records, Row, SkipRecord, ToExample, fraction, judge
+from rlhf_stages.data.sources import SPLITS, Judged, Records, Row, ToExample, fraction, judge
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer
-
-__all__ = ["Example", "SkipRecord", "prepare"]
 
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
@@ -63,7 +61,7 @@ def prepare(
     judged = judge(tqdm(records, desc=args.stage, unit=" records", disable=None), to_example, args, seen)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as texts:
         encoder = _Encoder(tokenizer, args.max_prompt_length, args.max_length)
-        rows = _tokenize(judged, encoder, args.num_workers, writer, texts if args.save_skipped_examples else None)
+        rows = _tokenize(judged, encoder, args, writer, texts if args.save_skipped_examples else None)
         _place(rows, seen, args)
         order = {split: _select(rows, split, args) for split in SPLITS}
         counts = _count(rows, order, getattr(records, "skipped", {}), pooled="train" not in seen)
@@ -123,19 +121,21 @@ class _Encoder:
 
 
 def _tokenize(
-    judged: Iterator[Judged], encoder: _Encoder, num_workers: int, writer: ShardWriter, texts: IO[str] | None
+    judged: Iterator[Judged], encoder: _Encoder, args: TextDataArgs, writer: ShardWriter, texts: IO[str] | None
 ) -> list[Row]:
     """Tokenize what was not dropped into `writer`; return a row per record, and write a line each to `texts`."""
     rows: list[Row] = []
     chunks = iter(lambda: list(islice(judged, CHUNK_SIZE)), [])
-    for chunk, encoded in _encode_chunks(chunks, encoder, num_workers):
+    for chunk, encoded in _encode_chunks(chunks, encoder, args.num_workers):
         for row, usable, raw in chunk:
             result = next(encoded) if row.reason is None else None
+            if result and args.remove_same_responses and len(set(map(tuple, result[1]))) < len(result[1]):
+                row.reason, result = "same response when cut", None
             if result is not None:
                 prompt, responses, truncated = result
                 row.index, row.truncated = len(writer), any(truncated)
                 row.length = len(prompt) + max(map(len, responses), default=0)
-                writer.add(prompt, responses, truncated)
+                writer.add(prompt, responses, truncated, row.ratings)
             row.reason = row.reason or (None if result else "too long")
             rows.append(row)
             if texts is not None:

@@ -5,8 +5,9 @@ Legend: N records, S segments (a prompt or a response), M tokens.
 A record is a prompt and k responses, best first: k = 1 to fine-tune on, k >= 2 as a preference, k = 0 as a prompt.
 On disk it is columns, so that opening is instant and memory stays flat: `tokens` (M,) int32, `segment_offsets` (S + 1,)
 int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first the prompt, then its responses), and
-`truncated` (S,) bool, true where a response was cut to fit. Lists of dictionaries as seed projects write them
-(`prompt_len`, `input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`) are read as well.
+`truncated` (S,) bool, true where a response was cut to fit; optionally `ratings` (S,) float32, what people gave each
+response, NaN at prompts and where nobody did. Lists of dictionaries as seed projects write them (`prompt_len`,
+`input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`, optionally the pair's `margin`) are read as well.
 """
 
 import os
@@ -15,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ _COLUMNS = {
     "segment_offsets": torch.int64,
     "record_offsets": torch.int64,
     "truncated": torch.bool,
+    "ratings": torch.float32,  # May be left out
 }
 
 
@@ -35,13 +38,15 @@ _COLUMNS = {
 class Record:
     """One prompt and its responses, best first, as int64 ids.
 
-    `truncated[i]` says that response i was cut; `targets` (T,) is only there when the shard brought its own.
+    `truncated[i]` says that response i was cut; `targets` (T,) is only there when the shard brought its own, and so is
+    `ratings`, with a number per response (NaN if it has none).
     """
 
     prompt: Tensor
     responses: tuple[Tensor, ...]
     truncated: tuple[bool, ...]
     targets: Tensor | None = None
+    ratings: tuple[float, ...] | None = None
 
     def sequence(self, response: int = 0) -> Tensor:
         """Ids of the prompt and one of its responses, (T,)."""
@@ -56,30 +61,42 @@ class ShardWriter:
         self._segment_offsets = array("q", [0])
         self._record_offsets = array("q", [0])
         self._truncated = bytearray()
+        self._ratings = array("f")
 
     def __len__(self) -> int:
         return len(self._record_offsets) - 1
 
     def add(
-        self, prompt: Sequence[int], responses: Sequence[Sequence[int]] = (), truncated: Sequence[bool] = ()
+        self,
+        prompt: Sequence[int],
+        responses: Sequence[Sequence[int]] = (),
+        truncated: Sequence[bool] = (),
+        ratings: Sequence[float] = (),
     ) -> None:
-        """Append a record; `truncated` has an entry per response, none means that none was cut."""
-        for segment, cut in zip((prompt, *responses), (False, *(truncated or [False] * len(responses))), strict=True):
+        """Append a record; `truncated` and `ratings` have an entry per response, none means not cut and not rated."""
+        cut = (False, *(truncated or [False] * len(responses)))
+        rated = (nan, *(ratings or [nan] * len(responses)))
+        for segment, was_cut, rating in zip((prompt, *responses), cut, rated, strict=True):
             self._tokens.extend(segment)
             self._segment_offsets.append(len(self._tokens))
-            self._truncated.append(cut)
+            self._truncated.append(was_cut)
+            self._ratings.append(rating)
         self._record_offsets.append(len(self._segment_offsets) - 1)
 
-    def save(self, path: Path, order: Sequence[int] | None = None) -> None:
-        """Write the shard in one piece (temporary name, then rename), records in the given order."""
+    def columns(self) -> dict[str, Tensor]:
+        """What was added, as the columns of a shard; `ratings` only if something was rated."""
         columns = {
             "tokens": _tensor(self._tokens, torch.int32),
             "segment_offsets": _tensor(self._segment_offsets, torch.int64),
             "record_offsets": _tensor(self._record_offsets, torch.int64),
             "truncated": _tensor(self._truncated, torch.bool),
         }
-        if order is not None:
-            columns = _reorder(columns, order)
+        ratings = _tensor(self._ratings, torch.float32)
+        return columns if bool(ratings.isnan().all()) else {**columns, "ratings": ratings}
+
+    def save(self, path: Path, order: Sequence[int] | None = None) -> None:
+        """Write the shard in one piece (temporary name, then rename), records in the given order."""
+        columns = self.columns() if order is None else _reorder(self.columns(), order)
         atomic_save({"format_version": FORMAT_VERSION, **columns}, path)
 
 
@@ -112,11 +129,14 @@ class Shard(Dataset[Record]):
             tuple(responses),
             tuple(c["truncated"][first + 1 : last].tolist()),
             None if self._targets is None else self._targets[index],
+            tuple(c["ratings"][first + 1 : last].tolist()) if "ratings" in c else None,
         )
 
 
-def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None) -> Shard:
+def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None, rated: bool = False) -> Shard:
     """Open a shard whose records must have at least `responses` responses, and ids below `vocab_size`.
+
+    With `rated` every response must have a rating, none above that of a better one.
 
     Raises:
         FileNotFoundError: there is no such shard.
@@ -149,6 +169,8 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None)
             f"{path} has token ids from {int(tokens.min())} to {int(tokens.max())}, but the model's vocabulary has"
             f" {vocab_size}: it was prepared with another tokenizer; prepare it again with the model's own"
         )
+    if rated:
+        _check_ratings(shard._columns, path)
     return shard
 
 
@@ -166,7 +188,7 @@ def atomic_save(content: Any, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _tensor(values: "array[int] | bytearray", dtype: torch.dtype) -> Tensor:
+def _tensor(values: "array[int] | array[float] | bytearray", dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
 
 
@@ -180,7 +202,7 @@ def _reorder(columns: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tens
         "tokens": columns["tokens"][token_order],
         "segment_offsets": _offsets(segments.diff()[segment_order]),
         "record_offsets": _offsets(records.diff()[picked]),
-        "truncated": columns["truncated"][segment_order],
+        **{name: columns[name][segment_order] for name in ("truncated", "ratings") if name in columns},
     }
 
 
@@ -202,6 +224,8 @@ def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} has format {content['format_version']}, this version reads {FORMAT_VERSION}")
     columns: dict[str, Tensor] = {}
     for name, dtype in _COLUMNS.items():
+        if name == "ratings" and name not in content:
+            continue
         column = content.get(name)
         if not isinstance(column, Tensor) or column.dtype != dtype or column.dim() != 1:
             raise ValueError(f"{path}: column {name!r} is missing or not a flat {dtype} tensor; prepare it again")
@@ -215,14 +239,33 @@ def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
         and int(segments[-1]) == len(tokens)
         and bool((records.diff() > 0).all())
         and bool((segments.diff() >= 0).all())
+        and len(columns.get("ratings", columns["truncated"])) == len(columns["truncated"])
     )
     if not whole:
         raise ValueError(f"{path}: its offsets do not fit its tokens; the file is damaged, prepare it again")
     return columns
 
 
+def _check_ratings(columns: dict[str, Tensor], path: Path) -> None:
+    """Every response has a rating, and no worse one a higher one: a margin is their difference."""
+    if "ratings" not in columns:
+        raise ValueError(f"{path} has no ratings to take margins from; write them too, or leave --use_margin out")
+    records = columns["record_offsets"]
+    responses = torch.ones(int(records[-1]), dtype=torch.bool)
+    responses[records[:-1]] = False
+    ratings = columns["ratings"].where(responses, nan)  # so that no response rises above its prompt
+    rises = ratings.diff(prepend=ratings[:1]) > 0
+    for wrong, what in ((responses & ~ratings.isfinite(), "is not rated"), (rises, "is rated above a better one")):
+        if wrong.any():
+            record = int(torch.searchsorted(records, int(wrong.long().argmax()), right=True)) - 1
+            raise ValueError(
+                f"{path}: a response of record {record} {what}; a margin needs every response, best first, with its"
+                " rating, or leave --use_margin out"
+            )
+
+
 def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
-    """Read the list-of-dictionaries form: one dictionary of int and 1-D integer tensors per record."""
+    """Read the list-of-dictionaries form: one dictionary of numbers and 1-D integer tensors per record."""
     writer, targets = ShardWriter(), []
     for number, row in enumerate(rows):
         try:
@@ -230,6 +273,7 @@ def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
             names = ["chosen_input_ids", "rejected_input_ids"] if "chosen_input_ids" in row else ["input_ids"]
             sequences = [_flat_integers(row[name]) for name in names]
             target = _flat_integers(row["targets"]).long() if "targets" in row else None
+            ratings = [float(row["margin"]), 0.0] if "margin" in row and len(sequences) == 2 else []
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{path}: record {number} is not a dictionary with prompt_len and input_ids, or prompt_len,"
@@ -243,15 +287,10 @@ def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
         # texts tokenized as a whole may part within the prompt (a merge across its end): what both share is the prompt
         parted = (sequences[0][:prompt_len] != sequences[-1][:prompt_len]).nonzero()
         prompt_len = int(parted[0]) if len(parted) else prompt_len
-        writer.add(sequences[0][:prompt_len].tolist(), [sequence[prompt_len:].tolist() for sequence in sequences])
+        responses = [sequence[prompt_len:].tolist() for sequence in sequences]
+        writer.add(sequences[0][:prompt_len].tolist(), responses, ratings=ratings)
         targets.append(target)
-    columns = {
-        "tokens": _tensor(writer._tokens, torch.int32),
-        "segment_offsets": _tensor(writer._segment_offsets, torch.int64),
-        "record_offsets": _tensor(writer._record_offsets, torch.int64),
-        "truncated": _tensor(writer._truncated, torch.bool),
-    }
-    return Shard(columns, targets, path)
+    return Shard(writer.columns(), targets, path)
 
 
 def _flat_integers(values: Any) -> Tensor:

@@ -203,6 +203,7 @@ class Example:
     prompt: str
     responses: tuple[str, ...]  # Best first; one is enough to fine-tune, none for a prompt
     key: str  # Records with the same key land on the same side of every split
+    ratings: tuple[float, ...] = ()  # What people gave each response, none if they only ranked them
 
 
 class SkipRecord(Exception):
@@ -220,6 +221,7 @@ class Row:
     index: int = -1  # Place in the writer
     length: int = 0  # Tokens of the prompt and the longest response
     truncated: bool = False
+    ratings: tuple[float, ...] = ()
 
 
 Records = Iterable[tuple[str, Mapping[str, Any]]]  # Split and raw record
@@ -254,8 +256,8 @@ def judge(records: Records, to_example: ToExample, args: TextDataArgs, seen: set
         try:
             example = to_example(record)
             responses = _used_responses(example, args.stage)
-            row.digest = _digest(str(args.seed), example.key)
-            row.inputs = _digest(example.prompt, *responses[:1])
+            row.digest, row.inputs = _digest(str(args.seed), example.key), _digest(example.prompt, *responses[:1])
+            row.ratings = example.ratings[: len(responses)]
         except SkipRecord as skip:
             row.reason = str(skip)
             yield row, None, record

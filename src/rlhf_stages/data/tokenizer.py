@@ -20,6 +20,8 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     EOS, an unused padding token of the vocabulary, the unknown token, or a new token `<|pad|>` (the model's embedding
     grows by a row when it is loaded).
 
+    The tokenizer of an encoder, which has [CLS] and [SEP] instead of BOS and EOS, uses those.
+
     Raises:
         ValueError: no such folder, nothing loads from `name_or_path`, or the tokenizer has no EOS token.
     """
@@ -31,6 +33,9 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"no tokenizer could be loaded from {name_or_path!r} (hub id or folder?): {reason}") from None
+    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
+        names = {"bos_token": tokenizer.cls_token, "eos_token": tokenizer.sep_token}
+        tokenizer.add_special_tokens({role: token for role, token in names.items() if token is not None})
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"the tokenizer of {name_or_path!r} has no EOS token, so no response could end;"

@@ -13,6 +13,7 @@ from rlhf_stages.data.collate import collate_preference, collate_prompts
 from rlhf_stages.data.shards import Record, Shard
 from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.functional.masking import masked_sum
+from rlhf_stages.functional.metrics import order_accuracy
 from rlhf_stages.loop import to_device
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
@@ -112,9 +113,11 @@ def reward_accuracy(
     reward_model: Any, shard: Shard, tokenizer: PreTrainedTokenizerBase, fabric: Fabric, batch_size: int
 ) -> dict[str, float]:
     """Of the pairs of a preference shard: how many, the share whose better text scores higher, and the share whose
-    better text is the longer one, which is what a reward model that only counts tokens would reach.
+    better text is the longer one, which is what a reward model that only counts tokens would reach; of its lists: how
+    many, and the share whose scores stand in exact order.
     """
     right = longer = pairs = 0
+    in_order = 0.0
     for start in range(0, len(shard), batch_size):
         records = [shard[i] for i in range(start, min(start + batch_size, len(shard)))]
         batch = collate_preference(records, pad_token_id=int(tokenizer.pad_token_id))
@@ -124,4 +127,12 @@ def reward_accuracy(
         right += int((ends[batch.better] > ends[batch.worse]).sum())
         longer += int((batch.lengths[batch.better] > batch.lengths[batch.worse]).sum())
         pairs += len(batch.better)
-    return {"pairs": pairs, "accuracy": right / pairs, "longer_wins": longer / pairs}
+        share, lists = order_accuracy(ends[batch.better], ends[batch.worse], batch.lists)
+        in_order += float(share * lists)
+    return {
+        "pairs": pairs,
+        "accuracy": right / pairs,
+        "longer_wins": longer / pairs,
+        "lists": len(shard),
+        "order_accuracy": in_order / len(shard),
+    }

@@ -2,6 +2,11 @@
 
 Legend: B sequences, T tokens, V vocabulary, P preference pairs, R response tokens. A loss returns the sum over what
 counts and the count, so that the caller divides once by all that one optimizer step sees, on all devices.
+
+The reward losses take every pair i < j of ranked lists of any length, and the mean is over all pairs of the step: a
+list of k texts weighs as its k (k - 1) / 2 pairs do (the rank-list loss of InstructGPT, Ouyang et al. 2022, eq. 1,
+weighs every list alike instead). With margins, the better text is to win by them: -log sigmoid(better - worse - margin)
+(Llama 2, Touvron et al. 2023, eq. 2).
 """
 
 import torch
@@ -35,41 +40,42 @@ def score_at(scores: Tensor, lengths: Tensor) -> Tensor:
 
 
 def per_sample_reward_loss(
-    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor, margins: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Pairwise loss on every token from the first difference to the end of the longer text (DeepSpeed-Chat).
 
-    -log sigmoid(better_t - worse_t), averaged over these tokens for each pair. A text that has ended keeps the score of
-    its last token, so that nothing depends on what stands in the padding.
+    -log sigmoid(better_t - worse_t - margin), averaged over these tokens for each pair. A text that has ended keeps the
+    score of its last token, so that nothing depends on what stands in the padding.
 
     Args:
         better, worse: (P, T) token scores.
         starts: (P,) first index at which the two texts differ.
         better_lengths, worse_lengths: (P,) lengths in tokens.
+        margins: (P,) by how much the better text is to win; 0 is none.
 
     Returns:
         Sum over the pairs, and their number.
     """
     size = better.shape[1]
-    margin = _held(better, better_lengths) - _held(worse, worse_lengths)
+    lead = _held(better, better_lengths) - _held(worse, worse_lengths) - margins[:, None]
     mask = length_mask(torch.maximum(better_lengths, worse_lengths), size) & ~length_mask(starts, size)
-    return masked_mean(-F.logsigmoid(margin), mask, dim=1).sum(), _pairs(better)
+    return masked_mean(-F.logsigmoid(lead), mask, dim=1).sum(), _pairs(better)
 
 
 def last_token_reward_loss(
-    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor, margins: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Pairwise loss on the scores of the last tokens (Ouyang et al. 2022, eq. 1); `starts` is not used.
 
     Returns:
         Sum over the pairs, and their number.
     """
-    margin = score_at(better, better_lengths) - score_at(worse, worse_lengths)
-    return -F.logsigmoid(margin).sum(), _pairs(better)
+    lead = score_at(better, better_lengths) - score_at(worse, worse_lengths)
+    return -F.logsigmoid(lead - margins).sum(), _pairs(better)
 
 
 def average_reward_loss(
-    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor
+    better: Tensor, worse: Tensor, starts: Tensor, better_lengths: Tensor, worse_lengths: Tensor, margins: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Pairwise loss on the mean score of each text from the first difference to its own end.
 
@@ -85,7 +91,7 @@ def average_reward_loss(
         )
         for scores, lengths in ((better, better_lengths), (worse, worse_lengths))
     ]
-    return -F.logsigmoid(means[0] - means[1]).sum(), _pairs(better)
+    return -F.logsigmoid(means[0] - means[1] - margins).sum(), _pairs(better)
 
 
 REWARD_LOSSES = {
@@ -93,6 +99,20 @@ REWARD_LOSSES = {
     "last_token": last_token_reward_loss,
     "average": average_reward_loss,
 }
+
+
+def centering_loss(better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared sum of the scores of the two texts of a pair, which keeps scores around 0 (Eisenstein et al. 2023).
+
+    Preferences alone leave it open what is added to every score.
+
+    Args:
+        better, worse: (P,) scores of the texts.
+
+    Returns:
+        Sum over the pairs, and their number.
+    """
+    return (better + worse).square().sum(), _pairs(better)
 
 
 def gather_logprobs(logits: Tensor, ids: Tensor) -> Tensor:

@@ -19,6 +19,24 @@ def pair_statistics(better_scores: Tensor, worse_scores: Tensor) -> dict[str, Te
     }
 
 
+def order_accuracy(better_scores: Tensor, worse_scores: Tensor, lists: Tensor) -> tuple[Tensor, Tensor]:
+    """Share of the ranked lists whose scores fall strictly from the best text to the worst.
+
+    They do where every pair i < j of a list is right; for lists of two it is the accuracy of the pairs.
+
+    Args:
+        better_scores, worse_scores: (P,) scores of the pairs.
+        lists: (P,) number of the list that a pair comes from.
+
+    Returns:
+        The share, and the number of lists.
+    """
+    pairs = torch.bincount(lists)
+    right = torch.bincount(lists[better_scores > worse_scores], minlength=len(pairs))
+    in_order = (right == pairs)[pairs > 0]
+    return in_order.float().mean(), (pairs > 0).sum()
+
+
 def policy_statistics(
     logprobs: Tensor,
     old_logprobs: Tensor,

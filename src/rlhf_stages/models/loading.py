@@ -23,10 +23,9 @@ from transformers import (
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.models.forward import without_adapters
-from rlhf_stages.models.scalar import ScalarModel
+from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
 
 ADAPTER_DIR = "adapter"
-_HEAD = "score.weight"
 
 
 def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs) -> Any:
@@ -40,6 +39,7 @@ def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, ar
     """
     model, _ = _load(AutoModelForCausalLM, name_or_path, args)
     _fit_embedding(model, tokenizer)
+    _set_special_ids(model, tokenizer)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -49,28 +49,46 @@ def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, ar
 
 
 def load_scalar(
-    name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs, *, trained_head: bool
+    name_or_path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    args: ModelArgs,
+    *,
+    trained_head: bool,
+    token_scores: bool = False,
 ) -> ScalarModel:
     """Load a reward model or critic, fp32.
 
     Args:
         trained_head: the checkpoint must bring its head. Without, a causal model is given a new one (normal with
-            variance 1 / (H + 1), as in Stiennon et al. 2020).
+            variance 1 / (H + 1), as in Stiennon et al. 2020), and an encoder the one that transformers gives it.
+        token_scores: every token must have a score of its own, which an encoder such as BERT does not give.
 
     Raises:
-        ValueError: nothing loads from there, weights are missing, or the architecture has no `score` head.
+        ValueError: nothing loads from there, weights are missing, or the architecture has another kind of head.
     """
-    model, missing = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1)
-    if not hasattr(model, "score"):
-        raise ValueError(f"{name_or_path}: {type(model).__name__} has no linear `score` head to read a reward from")
-    if _HEAD in missing:
-        if trained_head:
-            raise ValueError(f"{name_or_path} has no trained reward head ({_HEAD}); is it a reward model?")
-        nn.init.normal_(model.score.weight, std=(model.score.in_features + 1) ** -0.5)
-    _fit_embedding(model, tokenizer)
+    hf, missing = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1)
+    if not hasattr(hf, "score") and not hasattr(hf, "classifier"):
+        raise ValueError(
+            f"{name_or_path}: {type(hf).__name__} has no linear `score` head (causal models) and no `classifier`"
+            " (encoders) to read a reward from"
+        )
+    model = ScalarModel(hf) if hasattr(hf, "score") else EncoderScalarModel(hf)
+    if token_scores and isinstance(model, EncoderScalarModel):
+        raise ValueError(
+            f"{name_or_path}: {type(hf).__name__} is an encoder, which scores whole texts and no single tokens. Train a"
+            " reward model of it with --loss_type=last_token; it can score the responses of PPO, but no critic can"
+            " start from it: give PPO --critic_init=sft"
+        )
+    if missing and trained_head:
+        raise ValueError(f"{name_or_path} has no trained reward head ({min(missing)}); is it a reward model?")
+    if missing and hasattr(hf, "score"):
+        nn.init.normal_(hf.score.weight, std=(hf.score.in_features + 1) ** -0.5)
+    _fit_embedding(hf, tokenizer)
+    if hasattr(hf, "score"):  # RoBERTa counts its positions from its padding id, so an encoder keeps its own
+        _set_special_ids(hf, tokenizer)
     if args.disable_dropout:
-        disable_dropout(model)
-    return ScalarModel(model)
+        disable_dropout(hf)
+    return model
 
 
 def load_critic(
@@ -79,9 +97,9 @@ def load_critic(
     """Load a critic: a reward model with its head, or a causal model with a head of 0 that at first says nothing.
 
     Raises:
-        ValueError: as `load_scalar`.
+        ValueError: as `load_scalar`; the model is an encoder.
     """
-    critic = load_scalar(name_or_path, tokenizer, args, trained_head=trained_head)
+    critic = load_scalar(name_or_path, tokenizer, args, trained_head=trained_head, token_scores=True)
     if not trained_head:
         nn.init.zeros_(critic.hf.score.weight)
     return critic
@@ -100,7 +118,8 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
     hf = model.hf if isinstance(model, ScalarModel) else model
     model.requires_grad_(False)
     if args.finetune_mode == "last_layer":
-        (hf.score if isinstance(model, ScalarModel) else hf.get_output_embeddings()).requires_grad_(True)
+        head = getattr(hf, model.head_name) if isinstance(model, ScalarModel) else hf.get_output_embeddings()
+        head.requires_grad_(True)
         return model
     config = LoraConfig(
         task_type=TaskType.SEQ_CLS if isinstance(model, ScalarModel) else TaskType.CAUSAL_LM,
@@ -108,7 +127,7 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
         lora_alpha=args.lora_alpha,
         lora_dropout=0.0 if args.disable_dropout else args.lora_dropout,
         target_modules=args.lora_target_modules,
-        modules_to_save=["score"] if isinstance(model, ScalarModel) else None,
+        modules_to_save=[model.head_name] if isinstance(model, ScalarModel) else None,
     )
     try:
         wrapped = get_peft_model(hf, config)
@@ -210,7 +229,11 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"no model could be loaded from {name!r} (hub id or model folder?): {reason}") from None
     missing = set(info["missing_keys"])
-    wrong = sorted(missing - {_HEAD}) + [key for key, *_ in info["mismatched_keys"]]
+    # an encoder that was never trained to classify may lack the pooler of its trunk too
+    head = {k for k in missing if not k.startswith(f"{model.base_model_prefix}.") or ".pooler." in k}
+    if auto is AutoModelForCausalLM:
+        head = set()
+    wrong = sorted(missing - head) + [key for key, *_ in info["mismatched_keys"]]
     if wrong:
         raise ValueError(
             f"{name!r}: {len(wrong)} weights are missing or have another shape than config.json says, among them"
@@ -226,7 +249,7 @@ def _eight_bit() -> Any:
 
     if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
         raise ValueError("--load_in_8bit needs a CUDA device and the package bitsandbytes (pip install bitsandbytes)")
-    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["score", "lm_head"])
+    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["score", "classifier", "lm_head"])
 
 
 def _fit_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -234,5 +257,8 @@ def _fit_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         with quiet():
             model.resize_token_embeddings(len(tokenizer))
+
+
+def _set_special_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     model.config.pad_token_id = tokenizer.pad_token_id
     without_adapters(model).config.eos_token_id = tokenizer.eos_token_id

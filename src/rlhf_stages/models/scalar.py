@@ -1,4 +1,4 @@
-"""A score for every token: reward model and critic.
+"""Scores: of every token (reward model and critic), or of a whole text (a reward model that is an encoder).
 
 Legend: B sequences, T tokens, H hidden size.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_stages.functional.masking import last_index
-from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.forward import unwrap, without_adapters
 
 
 class ScalarModel(nn.Module):
@@ -19,6 +19,8 @@ class ScalarModel(nn.Module):
     a text is ours at the text's last token. The head and its output are fp32 whatever the precision of the trunk: in
     bf16 10.01 and 10.02 are the same reward.
     """
+
+    head_name = "score"
 
     def __init__(self, hf: Any) -> None:
         super().__init__()
@@ -34,7 +36,54 @@ class ScalarModel(nn.Module):
         return scores
 
 
+class EncoderScalarModel(ScalarModel):
+    """The same around an encoder such as BERT, which reads a text as a whole and gives it one score.
+
+    A text is a single segment. The score is the classifier's logit, whatever the encoder pools before its `classifier`.
+    """
+
+    head_name = "classifier"
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Scores (B, T) fp32: the score of a text stands at each of its places."""
+        classifier = without_adapters(self.hf)
+        pooled: list[Tensor] = []
+        hook = classifier.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+        try:
+            classifier(input_ids=input_ids, attention_mask=attention_mask)
+        finally:
+            hook.remove()
+        with torch.autocast(input_ids.device.type, enabled=False):  # the head once more, as this one is fp32
+            score: Tensor = classifier.classifier(pooled[0].float())  # (B, 1)
+        return score.expand(input_ids.shape)
+
+
 def end_scores(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Score of each text: the one at its last token, (B, T) -> (B,)."""
     scores: Tensor = model(input_ids, attention_mask)
     return scores.gather(1, last_index(attention_mask)[:, None]).squeeze(1)
+
+
+def store_reward_scale(model: nn.Module, mean: float | None, std: float | None) -> None:
+    """Note in the model's config, which is saved with it, how its scores are spread over the validation set.
+
+    None where nothing was validated, which also clears what an earlier training left.
+    """
+    config = without_adapters(unwrap(model).hf).config
+    config.reward_mean, config.reward_std = mean, std
+
+
+def reward_scale(model: nn.Module) -> tuple[float, float]:
+    """Mean and standard deviation of a reward model's scores over the validation set that it was saved with.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    config = without_adapters(unwrap(model).hf).config
+    mean, std = getattr(config, "reward_mean", None), getattr(config, "reward_std", None)
+    if mean is None or not std:
+        raise ValueError(
+            f"the reward model's config.json has reward_mean {mean} and reward_std {std}, so its scores cannot be"
+            " standardized; rlhf_rm.py writes both where the data have a validation shard"
+        )
+    return float(mean), float(std)

@@ -51,15 +51,19 @@ def make_experience(
     kl_coeff: float,
     group_size: int = 1,
     global_sum: Callable[[Tensor], Tensor] = lambda total: total,
+    reward_scale: tuple[float, float] = (0.0, 1.0),
 ) -> Experience:
-    """Scores to advantages: penalty for a missing EOS, clip, scale, KL, GAE (or RLOO, GRPO), whiten.
+    """Scores to advantages: standardize, penalty for a missing EOS, clip, scale, KL, GAE (or RLOO, GRPO), whiten.
 
     Args:
         group_size: responses to each prompt; they stand in a row.
         global_sum: adds a tensor up over all devices; scaling and whitening are over the global rollout.
+        reward_scale: mean and standard deviation by which scores are standardized.
     """
     mask = rollout.response_mask
-    scores = torch.where(rollout.ended, rollout.scores, rollout.scores - args.missing_eos_penalty)
+    mean, std = reward_scale
+    scores = (rollout.scores - mean) / std
+    scores = torch.where(rollout.ended, scores, scores - args.missing_eos_penalty)
     if args.clip_rewards:
         scores = scores.clamp(-args.reward_clip_value, args.reward_clip_value)
     if args.normalize_rewards:
