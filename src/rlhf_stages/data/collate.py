@@ -27,7 +27,8 @@ class PreferenceBatch:
     """Right-padded texts of B ranked lists and all their pairs.
 
     input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
-    starts (Q,) int64 is the first token at which the two of a pair differ.
+    starts (Q,) int64 is the first token at which the two of a pair differ. The response of a text is its tokens from
+    prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one: the text went on.
     """
 
     input_ids: Tensor
@@ -36,6 +37,8 @@ class PreferenceBatch:
     better: Tensor
     worse: Tensor
     starts: Tensor
+    prompt_lengths: Tensor
+    response_ends: Tensor
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,16 @@ def collate_preference(records: Sequence[Record], *, pad_token_id: int) -> Prefe
     shorter = torch.minimum(lengths[better], lengths[worse])
     # where one text is a prefix of the other they differ at its end, whatever the padding id is
     starts = torch.minimum(first_difference(input_ids[better], input_ids[worse]), shorter)
-    return PreferenceBatch(input_ids, length_mask(lengths, input_ids.shape[1]), lengths, better, worse, starts)
+    return PreferenceBatch(
+        input_ids,
+        length_mask(lengths, input_ids.shape[1]),
+        lengths,
+        better,
+        worse,
+        starts,
+        prompt_lengths=torch.tensor([len(record.prompt) for record in records for _ in record.responses]),
+        response_ends=lengths - torch.tensor([int(cut) for record in records for cut in record.truncated]),
+    )
 
 
 def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBatch:
