@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_stages import loop
+from rlhf_stages.args import GenerationArgs
+from rlhf_stages.chat import ChatSession
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
@@ -634,6 +636,18 @@ def test_best_of_dpo_has_the_least_validation_loss(tiny_run, tmp_path):
     assert losses[1] < losses[2] < losses[3]
     assert (dpo / "best").read_text().strip() == "step-000001"
     assert (dpo / "latest").read_text().strip() == "step-000003"
+
+
+def test_dpo_is_a_policy_to_chat_with_and_to_evaluate(tiny_run, tmp_path):
+    dpo = run_dpo(tiny_run, tmp_path, *LORA)
+    session = ChatSession.load(dpo, device="cpu")
+    session.reply("name the price of the tea.", GenerationArgs(max_new_tokens=4))
+    assert [turn["role"] for turn in session.history] == ["user", "assistant"]
+    argv = [f"--data_dir={tiny_run.data}", "--num_prompts=3", "--max_new_tokens=4", "--accelerator=cpu"]
+    results = load_script("scripts/evaluate.py").main([*argv, "--experiment_dirs", str(tiny_run.sft), str(dpo)])
+    kl = {name: summary["KL to the reference (nats)"] for name, summary in results["summary"].items()}
+    assert kl.keys() == {"sft", "dpo"}
+    assert kl["sft"] == 0 != kl["dpo"]
 
 
 def test_dpo_learns_toy_preferences(tmp_path):
