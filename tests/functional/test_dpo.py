@@ -101,11 +101,14 @@ def test_a_large_gap_is_finite_and_still_pulls(gap, dtype):
 
 
 def test_a_small_change_of_a_long_text_survives_float32():
-    """Log-probabilities of -3,000 nats; policy and reference are 1/64 apart, which fp32 holds at this size."""
-    reference = torch.tensor([-3000.0])
-    better = (reference + 2**-6).requires_grad_()
-    loss, _ = dpo_loss(better, torch.tensor([-7.1]), reference, torch.tensor([-7.1]), beta=1.0)
-    assert loss.item() == pytest.approx(math.log1p(math.exp(-(2**-6))), rel=1e-6)
+    """Log-probabilities of -3,000 nats: fp32 holds the quarter between policy and reference, and no seventh digit.
+
+    The difference of such a text to a short one would be rounded to 2^-12, and -7.1 and -6.3 in different directions.
+    """
+    reference, worse, ref_worse = torch.tensor([-3000.0]), torch.tensor([-7.1]), torch.tensor([-6.3])
+    loss, _ = dpo_loss(reference + 0.25, worse, reference, ref_worse, beta=1.0)
+    margin = 0.25 - (worse.item() - ref_worse.item())
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-6)
 
 
 def test_smoothing_has_its_minimum_where_the_label_is_as_sure_as_it_says():

@@ -85,9 +85,10 @@ def test_sequence_logprobs_equal_a_loop_over_unpadded_texts(tmp_path, kind, junk
         torch.testing.assert_close(logprobs, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
-def test_sequence_logprobs_of_empty_stretches_are_0(tmp_path):
+@pytest.mark.parametrize("pairs", [[(4, 4), (0, 1), (12, 12)], [(0, 0)] * 3, [(1, 0), (0, 1), (0, 0)]])
+def test_sequence_logprobs_of_empty_stretches_are_0(tmp_path, pairs):
     model = load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs())
-    logprobs = sequence_logprobs(model, *right_padded(TEXTS, 3), *spans((4, 4), (0, 1), (12, 12)))
+    logprobs = sequence_logprobs(model, *right_padded(TEXTS, 3), *spans(*pairs))
     logprobs.sum().backward()
     assert logprobs.tolist() == [0, 0, 0]
     assert not any(parameter.grad.any() for parameter in model.parameters())

@@ -64,9 +64,9 @@ def sequence_logprobs(
             token of a text is never predicted, so it counts nowhere.
     """
     starts = starts.clamp(min=1)
-    size = max(int((ends - starts).max()), 1)
-    mask = length_mask(ends - starts, size)  # (B, R)
-    places = torch.where(mask, starts[:, None] + torch.arange(size, device=starts.device), 1)
+    lengths = (ends - starts).clamp(min=0)
+    mask = length_mask(lengths, int(lengths.max()))  # (B, R)
+    places = torch.where(mask, starts[:, None] + torch.arange(mask.shape[1], device=starts.device), 1)
     # what predicts a token stands at the one before it
     logprobs = gather_logprobs(logits_at(model, input_ids, attention_mask, places - 1), input_ids.gather(1, places))
     return masked_sum(logprobs, mask, dim=1)
