@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_stages import loop
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.chat import ChatSession
-from rlhf_stages.data.shards import open_shard
-from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
+from rlhf_stages.data.shards import ShardWriter, open_shard
+from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models import forward, loading
 from rlhf_stages.models.forward import unwrap
@@ -457,13 +457,17 @@ def run_dpo(tiny_run, folder, *flags):
 
 @torch.no_grad()
 def text_logprobs(run, shard, first=None):
-    """Log-probability of both responses of every record under a run's checkpoint, text by text, (N, 2)."""
+    """Log-probability of both responses of every record under a run's checkpoint, text by text, (N, 2).
+
+    The EOS of a truncated response does not count.
+    """
     model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(run)).eval()
 
     def logprob(record, response):
         ids = record.sequence(response)
         logprobs = model(ids[None]).logits[0].double().log_softmax(-1)
-        return sum(logprobs[t - 1, ids[t]].item() for t in range(first or len(record.prompt), len(ids)))
+        places = range(first or len(record.prompt), len(ids) - record.truncated[response])
+        return sum(logprobs[t - 1, ids[t]].item() for t in places)
 
     return torch.tensor([[logprob(shard[i], j) for j in (0, 1)] for i in range(len(shard))], dtype=torch.float64)
 
@@ -534,6 +538,19 @@ def test_dpo_trains_on_the_smoothed_loss(tiny_run, tmp_path):
     assert metrics["train/loss"][1] == pytest.approx(expected.item(), rel=1e-4)
     assert metrics["train/acc"][1] == pytest.approx((better > worse).double().mean().item())
     assert metrics["info/choosen_logprobs"][1] == pytest.approx(better.mean().item(), rel=1e-4)
+
+
+def test_the_eos_of_a_cut_response_counts_nowhere_in_dpo(tiny_run, tmp_path):
+    data, tokenizer, writer = shutil.copytree(tiny_run.data, tmp_path / "toy" / "cut"), make_tokenizer(), ShardWriter()
+    for prompt, replies in toy_rows(4):
+        responses = [encode_response(tokenizer, reply) for reply in replies[:2]]
+        writer.add(encode_prompt(tokenizer, prompt), responses, truncated=[True, False])
+    writer.save(data / "preference_validation.pt")
+    sft = f"--sft_experiment_dir={tiny_run.sft}"
+    metrics = read_metrics(run_stage("dpo", tmp_path / "runs", data, sft, *DPO, "--max_steps=1"))
+    better, worse = text_logprobs(tiny_run.sft, open_shard(data / "preference_validation.pt")).unbind(1)
+    assert metrics["val/choosen_logprobs"][0] == pytest.approx(better.mean().item(), rel=1e-4)
+    assert metrics["val/rejected_logprobs"][0] == pytest.approx(worse.mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["all", "lora", "last_layer"])
