@@ -447,7 +447,14 @@ def test_prompts_of_their_own(tiny_run, tmp_path, watch):
 # DPO
 
 
-DPO = [*SHORT, "--max_new_tokens=4", "--learning_rate=1e-2", "--micro_batch_size=2", "--beta=0.5"]
+DPO = [
+    *SHORT,
+    "--max_new_tokens=4",
+    "--learning_rate=1e-2",
+    "--mini_batch_size=6",
+    "--micro_batch_size=3",
+    "--beta=0.5",
+]
 LORA = ["--finetune_mode=lora", "--lora_rank=4", "--lora_alpha=16"]
 
 
