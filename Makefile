@@ -3,6 +3,7 @@
 # make pipeline DATASET=helpful_harmless MODEL=facebook/opt-350m [SOURCE=...] [SEED=1] [NAME=...]
 #                  prepare, sft, rm, ppo; what is done is not done again, and deleting a stage's folder reruns it and
 #                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
+# make dpo         the same with DPO in place of reward model and PPO
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +27,7 @@ STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo test test-fast mutants lint typecheck install prepare sft rm ppo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo test test-fast mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/evaluation.txt
@@ -64,6 +65,7 @@ prepare: $(DATA)/finetune_train.pt $(DATA)/preference_train.pt $(PROMPTS)
 sft: $(RUN)/sft/summary.json
 rm: $(RUN)/rm/summary.json
 ppo: $(RUN)/ppo/summary.json
+dpo: $(RUN)/dpo/summary.json
 pipeline: ppo
 evaluate: $(RUN)/evaluation.txt
 	@cat $<
@@ -90,6 +92,9 @@ $(RUN)/rm/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
 $(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(RUN)/rm/summary.json $(PROMPTS)
 	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft --rm_experiment_dir=$(RUN)/rm \
 		$(STAGE_FLAGS) $(PPO_FLAGS)
+
+$(RUN)/dpo/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
+	$(PY) scripts/rlhf_dpo.py $(call config,dpo) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(DPO_FLAGS)
 
 $(RUN)/evaluation.txt: $(RUN)/ppo/summary.json
 	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) --rm_experiment_dir=$(RUN)/rm $(GOLD) \

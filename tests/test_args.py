@@ -8,6 +8,7 @@ from simple_parsing.conflicts import ConflictResolutionError
 from rlhf_stages import args as module
 from rlhf_stages.args import (
     ChatArgs,
+    DPOArgs,
     EvaluateArgs,
     FabricArgs,
     GenerationArgs,
@@ -33,6 +34,7 @@ REQUIRED = {
     SFTArgs: [],
     RMArgs: [],
     PPOArgs: ["--sft_experiment_dir=s", "--rm_experiment_dir=r"],
+    DPOArgs: [],
     ChatArgs: ["model"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
     EvaluateArgs: ["--experiment_dirs", "e"],
@@ -184,6 +186,13 @@ def test_the_model_to_chat_with_is_named_once(capsys):
                 "reward_clip_value": 5.0, "init_kl_coeff": 0.1, "target_kl_coeff": 0.1, "clip_coeff": 0.2,
                 "vf_coeff": 0.1, "gae_gamma": 1.0, "gae_lambd": 0.95, "actor_learning_rate": 1e-6,
                 "critic_learning_rate": 1e-6, "standardize_rewards": False,
+            },
+        ),
+        (
+            DPOArgs,
+            {
+                "sft_experiment_dir": None, "use_masked_targets": True, "learning_rate": 1e-6,
+                "lr_warmup_steps": 150, "reference_free": False, "beta": 0.1,
             },
         ),
         (
@@ -342,7 +351,7 @@ def test_a_wrong_value_in_a_config_file_is_refused_like_one_on_the_command_line(
     ],
 )
 def test_training_refuses(capsys, argv, message):
-    for group in (SFTArgs, RMArgs, PPOArgs):
+    for group in (SFTArgs, RMArgs, PPOArgs, DPOArgs):
         assert message in refused(capsys, *argv.split(), groups=[group])
 
 
@@ -443,6 +452,24 @@ def test_ppo_refuses(capsys, argv, message):
 def test_ppo_takes_what_is_just_allowed():
     parsed(PPOArgs, "--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=8", "--micro_batch_size=8")
     parsed(PPOArgs, "--rollout_size=4", "--rollout_mini_batch_size=4", "--normalize_rewards=False")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--beta=0", "--beta lies between"),
+        ("--beta=-0.1", "--beta lies between"),
+        ("--beta=nan", "--beta lies between"),
+        ("--label_smoothing=0.5", "--label_smoothing 0.5 takes no less than half of the preferences to be wrong"),
+        ("--label_smoothing=-0.1", "--label_smoothing lies between"),
+    ],
+)
+def test_dpo_refuses(capsys, argv, message):
+    assert message in refused(capsys, argv, groups=[DPOArgs])
+
+
+def test_dpo_takes_what_is_just_allowed():
+    parsed(DPOArgs, "--label_smoothing=0.49", "--beta=1e-6", "--reference_free")
 
 
 @pytest.mark.parametrize("missing", ["--sft_experiment_dir", "--rm_experiment_dir"])

@@ -16,6 +16,10 @@ from helpers import run_stage
 TWO = ["--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_size=1"]
 SFT = ["--max_steps=3", "--learning_rate=1e-2", "--disable_dropout", "--log_interval=1", "--eval_interval=2"]
 RM = [*SFT, "--loss_type=per_sample"]
+DPO = [
+    "--max_steps=3", "--learning_rate=1e-2", "--log_interval=1", "--eval_interval=2", "--max_new_tokens=4",
+]  # fmt: skip
+DPO_LORA = [*DPO, "--finetune_mode=lora", "--lora_rank=4", "--lora_alpha=16", "--experiment_name=lora"]
 PPO = [
     "--max_steps=2", "--rollout_size=8", "--rollout_mini_batch_size=5", "--max_new_tokens=6", "--log_interval=1",
     "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--eval_iters=1",
@@ -23,7 +27,7 @@ PPO = [
 
 
 def main(folder):
-    """Run SFT, RM and PPO; leave `rank<r>.pt` with each process's models and experience."""
+    """Run SFT, RM, PPO and DPO; leave `rank<r>.pt` with each process's models and experience."""
     fabric = loop.start_fabric(FabricArgs(accelerator="cpu", devices="2", strategy="ddp"), seed=42)
     held = {"models": [], "experience": []}
     save, make = loop.save_checkpoint, rollout_experience.make_experience
@@ -42,6 +46,8 @@ def main(folder):
     sft = run_stage("sft", runs, data, f"--model_name={model}", *TWO, *SFT, "--max_new_tokens=4")
     rm = run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
     run_stage("ppo", runs, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO)
+    for flags in (DPO, DPO_LORA):
+        run_stage("dpo", runs, data, f"--sft_experiment_dir={sft}", *TWO, *flags)
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
     except ValueError as error:

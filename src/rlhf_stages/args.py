@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "critic_learning_rate"), (0, 10)),
     **dict.fromkeys(("temperature", "optimizer_eps", "gradient_clip_val", "reward_clip_value"), (1e-12, 1e12)),
     **dict.fromkeys(("clip_coeff", "clip_coeff_high", "value_clip_coeff"), (1e-12, 1e12)),
-    **dict.fromkeys(("target_kl_coeff", "huber_delta"), (1e-12, 1e12)),
+    **dict.fromkeys(("target_kl_coeff", "huber_delta", "beta"), (1e-12, 1e12)),
     **dict.fromkeys(("dual_clip", "entropy_coeff", "kl_loss_coeff", "early_stop_kl"), (0, 1e12)),
     **dict.fromkeys(("actor_lr_warmup_steps", "critic_lr_warmup_steps", "critic_warmup_steps"), (0, 2**62)),
     **dict.fromkeys(("min_new_tokens",), (0, 2**62)),
@@ -107,7 +107,7 @@ class ModelArgs(Args):
     model_name: str | None = field(default=None, alias="model_name_or_path")  # Hub id or local folder
     trust_remote_code: bool = flag(False)  # Run code that comes with the model
     load_in_8bit: bool = flag(False)  # Load frozen weights in 8 bit (needs bitsandbytes, a GPU and lora)
-    disable_dropout: bool = flag(False)  # Set every dropout to 0 (PPO always does)
+    disable_dropout: bool = flag(False)  # Set every dropout to 0 (PPO and DPO always do)
     finetune_mode: Literal["all", "last_layer", "lora"] = "all"  # Train all weights, the output layer or adapters
     lora_targets: str | None = None  # Module names, "q_proj,v_proj" or "('q_proj','v_proj')"; none: peft's choice
     lora_rank: int = 8  # Rank of the adapters
@@ -372,6 +372,27 @@ class PPOArgs(TrainArgs):
             changed = [name for name in names if _changed(self, name)]
             _require(met or not changed, f"--{' --'.join(changed)} only act with {needed}")
         _require(self.dual_clip == 0 or self.dual_clip > 1, f"--dual_clip is 0 or more than 1, got {self.dual_clip}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOArgs(TrainArgs):
+    """Direct preference optimization."""
+
+    sft_experiment_dir: str | None = None  # Policy and reference start from this SFT experiment; none: --model_name
+    learning_rate: float = 1e-6  # Peak learning rate; falls along a cosine to a floor of 1e-6 (or a tenth of the peak)
+    lr_warmup_steps: int = 150  # Steps of linear warm-up
+    beta: float = 0.1  # Weight of the KL to the reference: the smaller, the further the policy may go
+    reference_free: bool = flag(False)  # No reference, as if it found all responses equally probable; none is loaded
+    label_smoothing: float = 0.0  # Share of preferences taken to be wrong, below 0.5 (conservative DPO)
+    use_masked_targets: bool = flag(True)  # Log-probability of the response; False: with the prompt, same loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            self.label_smoothing < 0.5,
+            f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
+            " would teach nothing or their opposite; it must be below 0.5",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

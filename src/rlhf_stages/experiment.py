@@ -21,7 +21,7 @@ from typing import Any
 
 from rlhf_stages.data.info import read_json
 
-STAGES = ("sft", "rm", "ppo")
+STAGES = ("sft", "rm", "ppo", "dpo")
 _LIBRARIES = ("rlhf_stages", "torch", "lightning", "transformers", "torchmetrics", "peft", "tokenizers")
 
 

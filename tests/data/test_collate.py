@@ -105,6 +105,8 @@ def test_preference_pairs_of_ranked_lists_of_any_length():
     assert batch.lists.tolist() == [0, 0, 0, 1, *[2] * 6]
     assert batch.starts.tolist() == [1, 1, 1, 3, *[0] * 6]
     assert batch.margins.tolist() == [0.0] * 10
+    assert batch.prompt_lengths.tolist() == [1, 1, 1, 2, 2, 0, 0, 0, 0]
+    assert batch.response_ends.tolist() == batch.lengths.tolist()
 
 
 def test_a_margin_is_the_difference_of_the_ratings_if_it_is_asked_for():
@@ -114,6 +116,18 @@ def test_a_margin_is_the_difference_of_the_ratings_if_it_is_asked_for():
     assert batch.margins.tolist() == [2.5, 2.5, 0.0, 2.0]
     assert batch.margins.dtype == torch.float32
     assert collate_preference([three, two], pad_token_id=0).margins.tolist() == [0.0] * 4
+
+
+def test_the_response_of_a_preference_ends_before_the_eos_of_a_truncated_one():
+    rows = [
+        record([1, 7], [5, EOS], [5, 6, EOS], truncated=[False, True]),
+        record([1], [4, EOS], [9, EOS], [8, 8, 8, EOS], truncated=[True, False, True]),
+    ]
+    batch = collate_preference(rows, pad_token_id=0)
+    assert batch.prompt_lengths.tolist() == [2, 2, 1, 1, 1]
+    assert batch.lengths.tolist() == [4, 5, 3, 3, 5]
+    assert batch.response_ends.tolist() == [4, 4, 2, 3, 4]
+    assert batch.attention_mask.sum(1).tolist() == [4, 5, 3, 3, 5]  # the model still reads it
 
 
 @pytest.mark.parametrize("pad", [0, EOS, 8])

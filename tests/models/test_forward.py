@@ -3,7 +3,7 @@ import torch
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.models.forward import logits_at, text_logits
+from rlhf_stages.models.forward import adapters_off, logits_at, sequence_logprobs, text_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
 
 from helpers import KINDS, make_tokenizer, right_padded, save_causal, shake_adapters
@@ -59,3 +59,73 @@ def test_only_the_places_asked_for_reach_the_output_layer(tmp_path):
     every = text_logits(model, ids, mask)
     assert seen == [(2, 2, 100), (2, 4, 100)]  # and the call after it sees every place again
     torch.testing.assert_close(logits, torch.stack([every[0, [2, 0]], every[1, [1, 1]]]))
+
+
+TEXTS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+
+
+def spans(*pairs):
+    starts, ends = torch.tensor(pairs).unbind(1)
+    return starts, ends
+
+
+@pytest.mark.parametrize("junk", [3, 2, 57])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_sequence_logprobs_equal_a_loop_over_unpadded_texts(tmp_path, kind, junk):
+    model = load_causal(save_causal(tmp_path, kind), make_tokenizer(), ModelArgs()).eval()
+    padded = right_padded(TEXTS, junk)
+    # responses; whole texts (nothing predicts the first token); stretches that end early, are empty or one token
+    for pairs in ([(4, 7), (1, 3), (7, 12)], [(0, 7), (0, 3), (0, 12)], [(2, 6), (2, 2), (11, 12)]):
+        expected = [
+            token_by_token(model, text[: max(a, 1)], text[max(a, 1) : b], 1.0).sum() if b > max(a, 1) else 0.0
+            for text, (a, b) in zip(TEXTS, pairs, strict=True)
+        ]
+        logprobs = sequence_logprobs(model, *padded, *spans(*pairs))
+        torch.testing.assert_close(logprobs, torch.tensor(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("pairs", [[(4, 4), (0, 1), (12, 12)], [(0, 0)] * 3, [(1, 0), (0, 1), (0, 0)]])
+def test_sequence_logprobs_of_empty_stretches_are_0(tmp_path, pairs):
+    model = load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs())
+    logprobs = sequence_logprobs(model, *right_padded(TEXTS, 3), *spans(*pairs))
+    logprobs.sum().backward()
+    assert logprobs.tolist() == [0, 0, 0]
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_the_prompt_adds_the_same_to_every_response(tmp_path):
+    """So that it cancels between the responses of a list, in the value and in the gradient."""
+    model = load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs()).eval()
+    texts = right_padded([PROMPTS[0] + response for response in RESPONSES], 3)
+    ends = torch.tensor([4 + len(response) for response in RESPONSES])
+    responses, whole = (
+        sequence_logprobs(model, *texts, torch.full_like(ends, start), ends) for start in (len(PROMPTS[0]), 0)
+    )
+    shared = whole - responses
+    assert shared[0] < -1
+    torch.testing.assert_close(shared, shared[:1].expand(3), rtol=1e-5, atol=0)
+    gradients = [
+        torch.autograd.grad(logprobs[0] - logprobs[2], model.transformer.wte.weight, retain_graph=True)[0]
+        for logprobs in (responses, whole)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_without_its_adapters_a_model_is_exactly_what_they_were_trained_from(tmp_path):
+    folder, args = save_causal(tmp_path), ModelArgs(finetune_mode="lora")
+    frozen = load_causal(folder, make_tokenizer(), ModelArgs())
+    model = shake_adapters(prepare_training(load_causal(folder, make_tokenizer(), args), args))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    inputs = (*right_padded(TEXTS, 3), *spans((4, 7), (1, 3), (7, 12)))
+    expected = sequence_logprobs(frozen, *inputs)
+    before = sequence_logprobs(model, *inputs)
+    with torch.no_grad(), adapters_off(model):
+        assert torch.equal(sequence_logprobs(model, *inputs), expected)
+    after = sequence_logprobs(model, *inputs)
+    assert torch.equal(before, after)
+    assert (after - expected).abs().min() > 1e-3
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained != []
+    with pytest.raises(KeyError), adapters_off(model):  # an error inside does not leave them off
+        raise KeyError
+    assert torch.equal(sequence_logprobs(model, *inputs), before)

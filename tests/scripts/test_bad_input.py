@@ -25,7 +25,7 @@ from helpers import (
 )
 
 TOKENS = "--max_new_tokens=4"
-STAGES = ("sft", "rm", "ppo")
+STAGES = ("sft", "rm", "ppo", "dpo")
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def flags(tiny_run, tmp_path):
         "sft": [*common, f"--model_name={tiny_run.model}", TOKENS],
         "rm": [*common, sft],
         "ppo": [*common, sft, rm, TOKENS, "--rollout_size=8", "--rollout_mini_batch_size=8"],
+        "dpo": [*common, sft, TOKENS],
     }
 
 
@@ -78,8 +79,9 @@ def test_micro_batches_that_do_not_divide(refused, flags, stage):
 def test_no_model(refused, flags):
     argv = [flag for flag in flags["sft"] if "model_name" not in flag]
     assert refused("sft", argv).startswith("--model_name is required: the model to fine-tune")
-    argv = [flag for flag in flags["rm"] if "sft_experiment" not in flag]
-    assert refused("rm", argv).startswith("give --sft_experiment_dir (an SFT experiment) or --model_name")
+    for stage in ("rm", "dpo"):
+        argv = [flag for flag in flags[stage] if "sft_experiment" not in flag]
+        assert refused(stage, argv).startswith("give --sft_experiment_dir (an SFT experiment) or --model_name")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,13 @@ def test_flags_that_cannot_be(refused, flags, more, message):
     assert refused("ppo", [*flags["ppo"], *more]).startswith(message)
 
 
+def test_flags_of_dpo_that_cannot_be(refused, flags):
+    assert refused("dpo", [*flags["dpo"], "--label_smoothing=0.5"]).startswith("--label_smoothing 0.5 takes no less")
+    assert refused("dpo", [*flags["dpo"], "--beta=0"]).startswith("--beta lies between")
+    message = refused("dpo", [*flags["dpo"], "--finetune_mode=lora", "--lora_targets=nope"])
+    assert message.startswith("--lora_targets=nope: ")
+
+
 def test_parents_are_required(refused, flags):
     argv = [flag for flag in flags["ppo"] if "experiment_dir" not in flag]
     assert "--sft_experiment_dir, --rm_experiment_dir" in refused("ppo", argv)
@@ -106,7 +115,7 @@ def test_parents_are_required(refused, flags):
 @pytest.mark.parametrize("name", ["sft", "rm"])
 def test_parents_that_are_missing_or_of_another_stage(refused, flags, tiny_run, tmp_path, name):
     flag, other = f"--{name}_experiment_dir", {"sft": tiny_run.rm, "rm": tiny_run.sft}[name]
-    for stage in ("rm", "ppo") if name == "sft" else ("ppo",):
+    for stage in ("rm", "ppo", "dpo") if name == "sft" else ("ppo",):
         message = refused(stage, [*flags[stage], f"{flag}={tmp_path / 'gone'}"])
         assert message.startswith(f"{flag}={tmp_path / 'gone'}: no folder")
         message = refused(stage, [*flags[stage], f"{flag}={other}"])
@@ -120,14 +129,16 @@ def test_parents_without_a_checkpoint(refused, flags, tiny_run, tmp_path):
     assert "has no finished checkpoint yet" in message
 
 
-@pytest.mark.parametrize("stage", ["rm", "ppo"])
+@pytest.mark.parametrize("stage", ["rm", "ppo", "dpo"])
 def test_a_contradicting_model_name(refused, flags, stage):
     message = refused(stage, [*flags[stage], "--model_name=someone/else"])
     assert message.startswith("--model_name=someone/else contradicts --sft_experiment_dir, which was made from")
 
 
-def test_a_reward_model_as_policy(refused, flags, tiny_run):
-    message = refused("sft", [*flags["sft"], f"--model_name={resolve_checkpoint(tiny_run.rm)}"])
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_a_reward_model_as_policy(refused, flags, tiny_run, stage):
+    argv = [flag for flag in flags[stage] if "sft_experiment" not in flag]
+    message = refused(stage, [*argv, f"--model_name={resolve_checkpoint(tiny_run.rm)}"])
     assert "GPT2ForSequenceClassification, which scores texts; expected a causal language model" in message
 
 
@@ -163,7 +174,7 @@ def test_a_model_that_is_not_there(refused, flags, tmp_path, monkeypatch):
     assert str(tmp_path / "gone") in message
 
 
-@pytest.mark.parametrize(("stage", "parent"), [("rm", "sft"), ("ppo", "sft"), ("ppo", "rm")])
+@pytest.mark.parametrize(("stage", "parent"), [("rm", "sft"), ("ppo", "sft"), ("ppo", "rm"), ("dpo", "sft")])
 def test_a_damaged_checkpoint(refused, flags, tiny_run, tmp_path, stage, parent):
     damaged = copy_of(getattr(tiny_run, parent), tmp_path / parent)
     file = resolve_checkpoint(damaged) / "model.safetensors"
@@ -183,12 +194,13 @@ def test_a_reward_model_that_lost_its_head(refused, flags, tiny_run, tmp_path):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_weights_that_are_not_numbers(flags, tiny_run, tmp_path, stage):
-    experiment = copy_of({"sft": tiny_run.model, "rm": tiny_run.sft, "ppo": tiny_run.rm}[stage], tmp_path / "nan")
+    parent = {"sft": tiny_run.model, "rm": tiny_run.sft, "ppo": tiny_run.rm, "dpo": tiny_run.sft}[stage]
+    experiment = copy_of(parent, tmp_path / "nan")
     file = resolve_checkpoint(experiment) / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     tensors["transformer.ln_f.weight"][0] = torch.nan
     save_file(tensors, file, metadata={"format": "pt"})
-    name = {"sft": "model_name", "rm": "sft_experiment_dir", "ppo": "rm_experiment_dir"}[stage]
+    name = {"sft": "model_name", "ppo": "rm_experiment_dir"}.get(stage, "sft_experiment_dir")
     with pytest.raises(FloatingPointError, match=r"is not a number|gradient norm is nan"):
         load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--{name}={experiment}"])
     assert not list((tmp_path / "runs").rglob("step-*"))
@@ -240,8 +252,24 @@ def test_seed_style_data_trains(flags, tmp_path):
     assert (load_script("scripts/rlhf_sft.py").main([*flags["sft"], f"--data_dir={data}"]) / "summary.json").is_file()
 
 
+def test_seed_style_preferences_train_also_without_a_prompt(flags, tmp_path):
+    chosen, rejected = torch.tensor([1, 5, 6, 7, 2]), torch.tensor([1, 5, 8, 2])
+    rows = [{"prompt_len": n, "chosen_input_ids": chosen, "rejected_input_ids": rejected} for n in (0, 1, 2)]
+    data = write_data(tmp_path / "toy" / "own", make_tokenizer())
+    (data / "args.json").write_text(json.dumps({"tokenizer_name": "someone/else"}))
+    for split in ("train", "validation"):
+        torch.save(rows, data / f"preference_{split}.pt")
+    assert (load_script("scripts/rlhf_dpo.py").main([*flags["dpo"], f"--data_dir={data}"]) / "summary.json").is_file()
+
+
 @pytest.mark.parametrize(
-    ("stage", "shard"), [("sft", "finetune_train"), ("rm", "preference_train"), ("ppo", "finetune_train")]
+    ("stage", "shard"),
+    [
+        ("sft", "finetune_train"),
+        ("rm", "preference_train"),
+        ("ppo", "finetune_train"),
+        ("dpo", "preference_train"),
+    ],
 )
 def test_shards_that_are_missing_or_damaged(refused, flags, tiny_run, tmp_path, stage, shard):
     data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
@@ -253,16 +281,18 @@ def test_shards_that_are_missing_or_damaged(refused, flags, tiny_run, tmp_path, 
     assert refused(stage, argv).startswith(f"no shard {file}; data_prep/<dataset>/prepare_data.py writes it")
 
 
-def test_a_damaged_validation_shard(refused, flags, tiny_run, tmp_path):
+@pytest.mark.parametrize(("stage", "shard"), [("sft", "finetune_validation"), ("dpo", "preference_validation")])
+def test_a_damaged_validation_shard(refused, flags, tiny_run, tmp_path, stage, shard):
     data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
-    (data / "finetune_validation.pt").write_bytes(b"junk")
-    assert "is not a readable shard" in refused("sft", [*flags["sft"], f"--data_dir={data}"])
+    (data / f"{shard}.pt").write_bytes(b"junk")
+    assert "is not a readable shard" in refused(stage, [*flags[stage], f"--data_dir={data}"])
 
 
-def test_fine_tuning_data_for_a_reward_model(refused, flags, tiny_run, tmp_path):
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+def test_fine_tuning_data_for_preferences(refused, flags, tiny_run, tmp_path, stage):
     data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
     shutil.copy(data / "finetune_train.pt", data / "preference_train.pt")
-    message = refused("rm", [*flags["rm"], f"--data_dir={data}"])
+    message = refused(stage, [*flags[stage], f"--data_dir={data}"])
     assert "record 0 has 1 responses, expected at least 2" in message
 
 
@@ -271,7 +301,7 @@ def test_margins_of_data_without_ratings(refused, flags, tiny_run):
     assert message.startswith(f"{tiny_run.data / 'preference_train.pt'} has no ratings to take margins from")
 
 
-@pytest.mark.parametrize("stage", ["sft", "ppo"])
+@pytest.mark.parametrize("stage", ["sft", "ppo", "dpo"])
 @pytest.mark.parametrize("content", [None, b"junk"])
 def test_example_prompt_that_is_missing_or_damaged(refused, flags, tiny_run, tmp_path, stage, content):
     data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")

@@ -55,6 +55,11 @@ FLAGS = {
         "vf_coeff": "0.1", "gae_gamma": "1.0", "gae_lambd": "0.95", "sft_experiment_dir": "required",
         "rm_experiment_dir": "required", "actor_learning_rate": "1e-06", "critic_learning_rate": "1e-06",
     },
+    "scripts/rlhf_dpo.py": {
+        **TRAINING, **MODEL, **GENERATION, **FABRIC, "eval_iters": "None", "sft_experiment_dir": "None",
+        "learning_rate": "1e-06", "lr_warmup_steps": "150", "beta": "0.1", "reference_free": "False",
+        "label_smoothing": "0.0", "use_masked_targets": "True",
+    },
     "data_prep/helpful_harmless/prepare_data.py": PREPARE,
     "data_prep/summarization/prepare_data.py": PREPARE,
 }  # fmt: skip
@@ -104,7 +109,8 @@ def test_help_answers_at_once(script):
 
 
 def test_every_script_was_found():
-    assert {"scripts/rlhf_sft.py", "scripts/rlhf_rm.py", "scripts/rlhf_ppo.py", "scripts/chat.py"} <= set(SCRIPTS)
+    stages = {f"scripts/rlhf_{stage}.py" for stage in ("sft", "rm", "ppo", "dpo")}
+    assert stages | {"scripts/chat.py"} <= set(SCRIPTS)
     assert set(FLAGS) <= set(SCRIPTS)
 
 

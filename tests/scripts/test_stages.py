@@ -12,13 +12,25 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_stages import loop
-from rlhf_stages.data.shards import open_shard
-from rlhf_stages.data.tokenizer import fingerprint, load_tokenizer
+from rlhf_stages.args import GenerationArgs
+from rlhf_stages.chat import ChatSession
+from rlhf_stages.data.shards import ShardWriter, open_shard
+from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.models import forward, loading
 from rlhf_stages.models.forward import unwrap
 from rlhf_stages.rollout import experience as rollout_experience
 
-from helpers import load_script, make_tokenizer, read_metrics, run_stage, save_causal, toy_rows, write_data
+from helpers import (
+    load_script,
+    make_tokenizer,
+    read_metrics,
+    run_stage,
+    save_causal,
+    toy_rows,
+    write_data,
+    write_toy_data,
+)
 
 CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
 SHORT = ["--max_steps=2", "--log_interval=1"]
@@ -337,12 +349,13 @@ def test_the_same_seed_gives_the_same_numbers_texts_and_weights(tiny_run, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
+@pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
 def test_same_seed_same_run_other_seed_other_run(tiny_run, tmp_path, stage):
     flags = {
         "sft": [f"--model_name={tiny_run.model}", "--max_new_tokens=4"],
         "rm": [f"--sft_experiment_dir={tiny_run.sft}"],
         "ppo": [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}", *PPO],
+        "dpo": [f"--sft_experiment_dir={tiny_run.sft}", *DPO],
     }[stage]
     runs = [
         run_stage(stage, tmp_path / name, tiny_run.data, *flags, *SHORT, f"--seed={seed}")
@@ -447,6 +460,254 @@ def test_prompts_of_their_own(tiny_run, tmp_path, watch):
     tokenizer = make_tokenizer()
     seen = {tokenizer.decode(ids[mask][1:]) for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)}
     assert seen == set(prompts["train"])
+
+
+# DPO
+
+
+DPO = [
+    *SHORT,
+    "--max_new_tokens=4",
+    "--learning_rate=1e-2",
+    "--mini_batch_size=6",
+    "--micro_batch_size=3",
+    "--beta=0.5",
+]
+LORA = ["--finetune_mode=lora", "--lora_rank=4", "--lora_alpha=16"]
+
+
+def run_dpo(tiny_run, folder, *flags):
+    return run_stage("dpo", folder, tiny_run.data, f"--sft_experiment_dir={tiny_run.sft}", *DPO, *flags)
+
+
+@torch.no_grad()
+def text_logprobs(run, shard, first=None):
+    """Log-probability of both responses of every record under a run's checkpoint, text by text, (N, 2).
+
+    The EOS of a truncated response does not count.
+    """
+    model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(run)).eval()
+
+    def logprob(record, response):
+        ids = record.sequence(response)
+        logprobs = model(ids[None]).logits[0].double().log_softmax(-1)
+        places = range(first or len(record.prompt), len(ids) - record.truncated[response])
+        return sum(logprobs[t - 1, ids[t]].item() for t in places)
+
+    return torch.tensor([[logprob(shard[i], j) for j in (0, 1)] for i in range(len(shard))], dtype=torch.float64)
+
+
+@contextmanager
+def counting_loads():
+    """How many causal models the script loads."""
+    loads, load = [], loading.load_causal
+
+    def counted(*args):
+        loads.append(args)
+        return load(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_causal", counted)
+        yield loads
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        pytest.param(["--use_masked_targets=False"], marks=pytest.mark.slow),
+        ["--label_smoothing=0.1", "--use_masked_targets=False", "--reference_free"],
+    ],
+)
+def test_dpo_checkpoint_has_the_loss_and_rewards_that_were_logged(tiny_run, tmp_path, flags):
+    dpo = run_dpo(tiny_run, tmp_path, *flags)
+    models = [AutoModelForCausalLM.from_pretrained(resolve_checkpoint(run)).eval() for run in (dpo, tiny_run.sft)]
+    shard = open_shard(tiny_run.data / "preference_validation.pt")
+
+    @torch.no_grad()
+    def logprob(model, record, response):
+        ids = record.sequence(response)
+        logprobs = model(ids[None]).logits[0].double().log_softmax(-1)
+        first = 1 if "--use_masked_targets=False" in flags else len(record.prompt)
+        return sum(logprobs[place - 1, ids[place]].item() for place in range(first, len(ids)))
+
+    rows = [[logprob(model, shard[i], response) for model in models for response in (0, 1)] for i in range(len(shard))]
+    better, worse, ref_better, ref_worse = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    if "--reference_free" in flags:
+        ref_better = ref_worse = 0
+    chosen, rejected = 0.5 * (better - ref_better), 0.5 * (worse - ref_worse)
+    expected = {
+        # validation is without smoothing, so that runs compare
+        "val/loss": -(chosen.exp() / (chosen.exp() + rejected.exp())).log().mean(),
+        "val/acc": (chosen > rejected).double().mean(),
+        "val/choosen_reward": chosen.mean(),
+        "val/rejected_reward": rejected.mean(),
+        "val/reward_margin": (chosen - rejected).mean(),
+        "val/choosen_logprobs": better.mean(),
+        "val/rejected_logprobs": worse.mean(),
+    }
+    metrics = {name: last(column) for name, column in read_metrics(dpo).items()}
+    assert {name for name in metrics if name.startswith("val/")} == expected.keys()
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value.item(), rel=1e-3, abs=1e-4), name
+    assert metrics["val/choosen_logprobs"] < (-20 if "--use_masked_targets=False" in flags else -5)
+
+
+def test_dpo_trains_on_the_smoothed_loss(tiny_run, tmp_path):
+    """The first step of a run over all 24 pairs, before any update: the SFT model itself, compared with nothing."""
+    flags = ["--reference_free", "--label_smoothing=0.2", "--mini_batch_size=24", "--micro_batch_size=8"]
+    metrics = read_metrics(run_dpo(tiny_run, tmp_path, *flags, "--max_steps=1"))
+    better, worse = text_logprobs(tiny_run.sft, open_shard(tiny_run.data / "preference_train.pt")).unbind(1)
+    right = 1 / (1 + (0.5 * (worse - better)).exp())
+    expected = -(0.8 * right.log() + 0.2 * (1 - right).log()).mean()
+    assert metrics["train/loss"][1] == pytest.approx(expected.item(), rel=1e-4)
+    assert metrics["train/acc"][1] == pytest.approx((better > worse).double().mean().item())
+    assert metrics["info/choosen_logprobs"][1] == pytest.approx(better.mean().item(), rel=1e-4)
+
+
+def test_the_eos_of_a_cut_response_counts_nowhere_in_dpo(tiny_run, tmp_path):
+    data, tokenizer, writer = shutil.copytree(tiny_run.data, tmp_path / "toy" / "cut"), make_tokenizer(), ShardWriter()
+    for prompt, replies in toy_rows(4):
+        responses = [encode_response(tokenizer, reply) for reply in replies[:2]]
+        writer.add(encode_prompt(tokenizer, prompt), responses, truncated=[True, False])
+    writer.save(data / "preference_validation.pt")
+    sft = f"--sft_experiment_dir={tiny_run.sft}"
+    metrics = read_metrics(run_stage("dpo", tmp_path / "runs", data, sft, *DPO, "--max_steps=1"))
+    better, worse = text_logprobs(tiny_run.sft, open_shard(data / "preference_validation.pt")).unbind(1)
+    assert metrics["val/choosen_logprobs"][0] == pytest.approx(better.mean().item(), rel=1e-4)
+    assert metrics["val/rejected_logprobs"][0] == pytest.approx(worse.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["all", "lora", "last_layer"])
+def test_dpo_starts_at_log_2_with_every_reward_0(tiny_run, tmp_path, mode):
+    """Dropout in the config, ragged texts: policy and reference are the same to the last bit."""
+    flags = LORA if mode == "lora" else [f"--finetune_mode={mode}"]
+    metrics = read_metrics(run_dpo(tiny_run, tmp_path, *flags, "--label_smoothing=0.1"))
+    start = {name: column[0] for name, column in metrics.items() if name.startswith("val/")}
+    assert start["val/loss"] == metrics["train/loss"][1] == pytest.approx(math.log(2), rel=1e-6)
+    for name in ("acc", "choosen_reward", "rejected_reward", "reward_margin"):
+        assert start[f"val/{name}"] == metrics[f"{'train' if name == 'acc' else 'info'}/{name}"][1] == 0  # ties
+    assert metrics["val/loss"][2] < math.log(2)
+    assert metrics["val/reward_margin"][2] > 0
+    names = {"train/loss", "train/acc", *(f"info/{name}" for name in ("grad_norm", "lr", "padding_percentage"))}
+    names |= {f"info/{kind}_{what}" for kind in ("choosen", "rejected") for what in ("reward", "logprobs")}
+    assert names | {"info/reward_margin"} | CLOCK & set(metrics) == {n for n in metrics if not n.startswith("val/")}
+
+
+def test_only_the_policy_of_dpo_moves(tiny_run, tmp_path, watch):
+    dpo = run_dpo(tiny_run, tmp_path)
+    ((reference, before),) = watch["frozen"]
+    assert same(reference.state_dict(), before)
+    assert not reference.training
+    sft, after = weights(tiny_run.sft), weights(dpo)
+    assert same({name: before[name] for name in sft}, sft)
+    assert not any(torch.equal(sft[name], after[name]) for name in sft)
+    content = json.loads((dpo / "args.json").read_text())
+    assert content["stage"] == "dpo"
+    assert content["parents"]["sft"]["path"] == str(resolve_checkpoint(tiny_run.sft))
+    loaded, info = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(dpo), output_loading_info=True)
+    assert not any(info.values())
+    assert same(loaded.state_dict(), watch["actor"].state_dict())
+    assert fingerprint(load_tokenizer(str(resolve_checkpoint(dpo)))) == fingerprint(make_tokenizer())
+    found = {name for name in files(dpo) if not name.startswith("logs/")}
+    assert found == {name for name in files(tiny_run.sft) if not name.startswith("logs/")}
+
+
+def test_dpo_with_lora_has_no_second_model(tiny_run, tmp_path, watch):
+    with counting_loads() as loads:
+        dpo = run_dpo(tiny_run, tmp_path, *LORA, "--max_steps=1")
+    assert (len(loads), watch["frozen"]) == (1, [])
+    adapter = load_file(resolve_checkpoint(dpo) / "adapter" / "adapter_model.safetensors")
+    assert all(weight.any() for name, weight in adapter.items() if "lora_B" in name)
+    assert sum("lora_B" in name for name in adapter) == 2
+    sft, after = weights(tiny_run.sft), weights(dpo)
+    assert {name for name in sft if not torch.equal(sft[name], after[name])} == {
+        f"transformer.h.{layer}.attn.c_attn.weight" for layer in (0, 1)
+    }
+    # off means off: the base below the adapters is what it was
+    base = watch["actor"].state_dict()
+    assert all(torch.equal(base[f"base_model.model.{n}".replace("c_attn.", "c_attn.base_layer.")], sft[n]) for n in sft)
+
+
+def test_dpo_without_a_reference_loads_and_runs_none(tiny_run, tmp_path, watch, monkeypatch):
+    def refuse(model):
+        raise AssertionError("adapters were switched off")
+
+    monkeypatch.setattr(forward, "adapters_off", refuse)
+    with counting_loads() as loads:
+        for name, flags in (("all", []), ("lora", LORA)):
+            metrics = read_metrics(run_dpo(tiny_run, tmp_path / name, *flags, "--reference_free"))
+            for kind in ("choosen", "rejected"):
+                logprobs, rewards = metrics[f"val/{kind}_logprobs"], metrics[f"val/{kind}_reward"]
+                assert {step: 0.5 * value for step, value in logprobs.items()} == pytest.approx(rewards)
+    assert (len(loads), watch["frozen"]) == (2, [])
+
+
+def test_the_prompt_changes_no_step_of_dpo(tiny_run, tmp_path):
+    runs = [read_metrics(run_dpo(tiny_run, tmp_path / str(m), f"--use_masked_targets={m}")) for m in (True, False)]
+    for name in ("train/loss", "info/reward_margin", "info/grad_norm", "val/loss", "val/reward_margin"):
+        assert runs[1][name] == pytest.approx(runs[0][name], rel=1e-3, abs=1e-5), name
+    for step in (0, 2):
+        gap = [run["val/choosen_logprobs"][step] - run["val/rejected_logprobs"][step] for run in runs]
+        assert gap[1] == pytest.approx(gap[0], abs=1e-3)
+        assert runs[1]["val/choosen_logprobs"][step] < runs[0]["val/choosen_logprobs"][step] - 10
+
+
+def test_dpo_on_ranked_lists(tiny_run, tmp_path):
+    """Three replies of one kind are three pairs; the loss is over all pairs, 24 to a step."""
+    tokenizer = make_tokenizer()
+    rows = {
+        split: [(p, *replies) for p, replies in toy_rows(8, seed)] for split, seed in (("train", 1), ("validation", 2))
+    }
+    data = write_data(tmp_path / "toy" / "lists", tokenizer, preference=rows)
+    sft = f"--sft_experiment_dir={tiny_run.sft}"
+    eight = ["--mini_batch_size=8", "--micro_batch_size=4", "--epochs=12", "--max_steps=12", "--lr_warmup_steps=0"]
+    metrics = read_metrics(run_stage("dpo", tmp_path / "runs", data, sft, *DPO, *eight))
+    assert metrics["train/loss"][1] == pytest.approx(math.log(2), rel=1e-6)
+    assert last(metrics["val/acc"]) > 0.9
+
+
+def test_best_of_dpo_has_the_least_validation_loss(tiny_run, tmp_path):
+    """Held-out preferences are the other way round: the more it learns, the more it loses."""
+    data = shutil.copytree(tiny_run.data, tmp_path / "toy" / "turned")
+    turned = [(prompt, replies[1], replies[0]) for prompt, replies in toy_rows(8, seed=1)]
+    write_data(data, make_tokenizer(), preference={"validation": turned})
+    flags = [f"--sft_experiment_dir={tiny_run.sft}", *DPO, "--max_steps=3", "--save_interval=1", "--lr_warmup_steps=0"]
+    dpo = run_stage("dpo", tmp_path / "runs", data, *flags)
+    losses = read_metrics(dpo)["val/loss"]
+    assert losses[1] < losses[2] < losses[3]
+    assert (dpo / "best").read_text().strip() == "step-000001"
+    assert (dpo / "latest").read_text().strip() == "step-000003"
+
+
+def test_dpo_is_a_policy_to_chat_with_and_to_evaluate(tiny_run, tmp_path):
+    dpo = run_dpo(tiny_run, tmp_path, *LORA)
+    session = ChatSession.load(dpo, device="cpu")
+    session.reply("name the price of the tea.", GenerationArgs(max_new_tokens=4))
+    assert [turn["role"] for turn in session.history] == ["user", "assistant"]
+    argv = [f"--data_dir={tiny_run.data}", "--num_prompts=3", "--max_new_tokens=4", "--accelerator=cpu"]
+    results = load_script("scripts/evaluate.py").main([*argv, "--experiment_dirs", str(tiny_run.sft), str(dpo)])
+    kl = {name: summary["KL to the reference (nats)"] for name, summary in results["summary"].items()}
+    assert kl.keys() == {"sft", "dpo"}
+    assert kl["sft"] == 0 != kl["dpo"]
+
+
+def test_dpo_learns_toy_preferences(tmp_path):
+    """From random weights: good before bad, also for prompts that it has not seen."""
+    data = write_toy_data(tmp_path / "toy" / "words", train=32, held_out=24)
+    model = save_causal(tmp_path / "model", "llama", initializer_range=0.1)
+    flags = [
+        "--mini_batch_size=16",
+        "--micro_batch_size=16",
+        "--epochs=15",
+        "--learning_rate=1e-2",
+        "--lr_warmup_steps=2",
+    ]
+    dpo = run_stage("dpo", tmp_path, data, f"--model_name={model}", *flags, "--max_new_tokens=2", "--log_interval=1")
+    metrics = read_metrics(dpo)
+    assert last(metrics["train/acc"]) > 0.95
+    assert last(metrics["val/acc"]) > 0.95
+    assert last(metrics["val/loss"]) < 0.1
 
 
 # Evaluation
@@ -562,8 +823,6 @@ def test_sft_learns_a_text_by_heart_and_stops_by_itself(tmp_path):
 @pytest.mark.slow
 def test_the_toy_pipeline_learns(tmp_path):
     """SFT imitates replies of every kind, the reward model tells good from bad, and PPO then says good."""
-    from helpers import write_toy_data
-
     data = write_toy_data(tmp_path / "toy" / "words", train=64, held_out=24)
     model = save_causal(tmp_path / "model", "llama", hidden_size=32, intermediate_size=64, initializer_range=0.1)
     eight = ["--mini_batch_size=8", "--micro_batch_size=8", "--lr_warmup_steps=4"]

@@ -28,7 +28,8 @@ class PreferenceBatch:
 
     input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
     lists (Q,) int64 the B lists; starts (Q,) int64 is the first token at which the two of a pair differ; margins (Q,)
-    fp32 is the difference of their ratings, or 0 if margins were not asked for.
+    fp32 is the difference of their ratings, or 0 if margins were not asked for. The response of
+    a text is its tokens from prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one.
     """
 
     input_ids: Tensor
@@ -39,6 +40,8 @@ class PreferenceBatch:
     lists: Tensor
     starts: Tensor
     margins: Tensor
+    prompt_lengths: Tensor
+    response_ends: Tensor
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_marg
         worse=worse,
         lists=torch.tensor(lists, dtype=torch.int64),
         starts=starts,
+        prompt_lengths=torch.tensor([len(record.prompt) for record in records for _ in record.responses]),
+        response_ends=lengths - torch.tensor([int(cut) for record in records for cut in record.truncated]),
         margins=ratings[better] - ratings[worse],
     )
 

@@ -3,10 +3,16 @@
 Legend: B sequences, T tokens, R response tokens, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
+
+from rlhf_stages.functional.losses import gather_logprobs
+from rlhf_stages.functional.masking import length_mask, masked_sum
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -33,6 +39,13 @@ def check_context(model: Any, tokens: int) -> None:
         )
 
 
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before its LoRA adapters: what they were trained from, without a second copy of it."""
+    with unwrap(model).disable_adapter():
+        yield
+
+
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits at every token of right-padded texts, (B, T) -> (B, T, V)."""
     logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
@@ -53,3 +66,21 @@ def logits_at(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, place
         return text_logits(model, input_ids, attention_mask)
     finally:
         hook.remove()
+
+
+def sequence_logprobs(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, starts: Tensor, ends: Tensor
+) -> Tensor:
+    """Log-probability of a stretch of each right-padded text given all before it, (B, T) -> (B,) fp32, in nats.
+
+    Args:
+        starts, ends: (B,) the first token that counts, and the one after the last; an empty stretch gives 0. The first
+            token of a text is never predicted, so it counts nowhere.
+    """
+    starts = starts.clamp(min=1)
+    lengths = (ends - starts).clamp(min=0)
+    mask = length_mask(lengths, int(lengths.max()))  # (B, R)
+    places = torch.where(mask, starts[:, None] + torch.arange(mask.shape[1], device=starts.device), 1)
+    # what predicts a token stands at the one before it
+    logprobs = gather_logprobs(logits_at(model, input_ids, attention_mask, places - 1), input_ids.gather(1, places))
+    return masked_sum(logprobs, mask, dim=1)

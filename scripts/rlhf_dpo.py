@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Stages 2 and 3 in one: DPO on the preference shards of a data folder, without a reward model and without rollouts."""
+
+import time
+from pathlib import Path
+
+from rlhf_stages.args import DPOArgs, FabricArgs, GenerationArgs, ModelArgs
+from rlhf_stages.cli import parse, run
+
+
+def main(argv: list[str] | None = None) -> Path:
+    """Train, validate, sample and save; returns the experiment folder."""
+    args, model_args, generation_args, fabric_args = parse(
+        DPOArgs, ModelArgs, GenerationArgs, FabricArgs, argv=argv, description=__doc__
+    )
+
+    from dataclasses import replace
+    from functools import partial
+
+    import torch
+
+    from rlhf_stages import loop
+    from rlhf_stages.data.collate import PreferenceBatch, collate_preference
+    from rlhf_stages.data.info import read_data_info
+    from rlhf_stages.data.shards import open_shard
+    from rlhf_stages.data.tokenizer import load_tokenizer
+    from rlhf_stages.functional.dpo import dpo_loss, implicit_rewards
+    from rlhf_stages.functional.metrics import pair_statistics
+    from rlhf_stages.models.forward import adapters_off, sequence_logprobs, unwrap
+    from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
+    from rlhf_stages.models.start import starting_point
+    from rlhf_stages.optim import make_optimizer, warmup_cosine
+    from rlhf_stages.rollout.samples import load_example_prompt, log_example
+    from rlhf_stages.tracking import Averages, Tracker
+
+    # 1. Where to start, and the data
+    start, parents = starting_point(model_args.model_name, sft=args.sft_experiment_dir)
+    info = read_data_info(args.data_dir)
+    tokenizer = load_tokenizer(str(start), model_args.trust_remote_code)
+    info.check_tokenizer(tokenizer, str(start))
+    tokenizer.chat_template = info.chat_template or tokenizer.chat_template
+    train = open_shard(info.path / "preference_train.pt", responses=2, vocab_size=len(tokenizer))
+    validation = loop.open_validation(info.path, "preference_validation.pt", responses=2, vocab_size=len(tokenizer))
+    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id)
+
+    # 2. Policy and reference. Dropout is off in both: with it the implicit rewards would start at noise instead of 0.
+    # With LoRA the reference is the policy without its adapters, and no second model is loaded
+    fabric = loop.start_fabric(fabric_args, args.seed)
+    model_args = replace(model_args, disable_dropout=True)
+    model = prepare_training(load_causal(start, tokenizer, model_args), model_args)
+    reference = None
+    if not args.reference_free and model_args.finetune_mode != "lora":
+        reference = loop.freeze(fabric, load_causal(start, tokenizer, model_args))
+    fabric.print(parameter_summary(model))
+    optimizer = make_optimizer(model, args, args.learning_rate)
+    model, optimizer = fabric.setup(model, optimizer)
+    plan = loop.Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    schedule = warmup_cosine(optimizer, args.learning_rate, args.lr_warmup_steps, plan.total_steps)
+
+    # 3. Experiment folder; all that may be wrong with the input has been read before it is made
+    example = load_example_prompt(info.path, fabric)
+    groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
+    experiment = loop.open_experiment(fabric, args, info, "dpo", groups, parents)
+    tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+
+    # 4. Log-probability of every text of a batch, (S,): chosen and rejected in one forward
+    def text_logprobs(of: torch.nn.Module, batch: PreferenceBatch) -> torch.Tensor:
+        starts = batch.prompt_lengths if args.use_masked_targets else torch.zeros_like(batch.prompt_lengths)
+        return sequence_logprobs(of, batch.input_ids, batch.attention_mask, starts, batch.response_ends)
+
+    @torch.no_grad()
+    def ref_text_logprobs(batch: PreferenceBatch) -> torch.Tensor:
+        if args.reference_free:
+            return torch.zeros(len(batch.input_ids), device=fabric.device)
+        if reference is None:
+            with adapters_off(model):
+                return text_logprobs(model, batch)
+        with fabric.autocast():
+            return text_logprobs(reference, batch)
+
+    # 5. Loss: mean over the pairs of all micro-batches and devices of a step
+    averages = Averages(fabric)
+
+    def count(batch: PreferenceBatch) -> torch.Tensor:
+        return torch.tensor(len(batch.better), device=fabric.device)
+
+    def loss_sum(
+        batch: PreferenceBatch,
+        prefix: str = "train",
+        into: Averages = averages,
+        label_smoothing: float = args.label_smoothing,
+    ) -> torch.Tensor:
+        better, worse = batch.better, batch.worse
+        ref_logprobs = ref_text_logprobs(batch)
+        logprobs = text_logprobs(model, batch)
+        loss, pairs = dpo_loss(
+            logprobs[better], logprobs[worse], ref_logprobs[better], ref_logprobs[worse], args.beta, label_smoothing
+        )
+        logprobs = logprobs.detach()
+        rewards = implicit_rewards(logprobs, ref_logprobs, args.beta)
+        statistics = pair_statistics(rewards[better], rewards[worse])
+        accuracy = {f"{prefix}/loss": loss.detach() / pairs, f"{prefix}/acc": statistics.pop("acc")}
+        statistics["choosen_logprobs"] = logprobs[better].mean()
+        statistics["rejected_logprobs"] = logprobs[worse].mean()
+        group = "info" if prefix == "train" else prefix
+        into.update({**accuracy, **{f"{group}/{name}": value for name, value in statistics.items()}}, weight=pairs)
+        return loss
+
+    @torch.no_grad()
+    def validate(step: int) -> dict[str, float]:
+        model.eval()
+        validated = Averages(fabric)
+        for batch in loop.validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+            loss_sum(batch, "val", validated, label_smoothing=0.0)
+        metrics = validated.compute()
+        tracker.log(metrics, step)
+        log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
+        return metrics
+
+    # 6. Train
+    metrics, best, step, started = validate(step=0), float("inf"), 0, time.perf_counter()
+    for micro_batches in plan.steps(train, collate):
+        model.train()
+        loop.accumulate(fabric, model, micro_batches, loss_sum, count)
+        grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        rate = schedule.get_last_lr()[0]
+        schedule.step()
+        step += 1
+
+        # 7. Log, validate, save
+        averages.update({"info/grad_norm": grad_norm, "info/padding_percentage": loop.padding(micro_batches)})
+        tracker.advance()
+        if loop.is_due(step, args.log_interval, plan.total_steps):
+            seconds, started = time.perf_counter() - started, time.perf_counter()
+            tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
+        saving = loop.is_due(step, args.save_interval, plan.total_steps)
+        if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
+            metrics = validate(step)
+        if saving:
+            loop.save_checkpoint(fabric, experiment, step, model, tokenizer)
+            # the loss and not the accuracy, which knows only the sign of a margin: DPO overfits by its size
+            if not metrics.get("val/loss", best) > best:
+                best = metrics.get("val/loss", best)
+                experiment.mark_best(step)
+
+    # 8. Done
+    tracker.close()
+    return loop.finish(fabric, experiment, {"steps": step, **metrics}, f"python scripts/chat.py {experiment.dir}")
+
+
+if __name__ == "__main__":
+    run(main)
