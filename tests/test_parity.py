@@ -5,6 +5,7 @@ DPOTrainer, and the PPO of TRL 1.12.0. docs/parity.md says where TRL and we diff
 """
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -27,15 +28,16 @@ from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_pref
 from rlhf_stages.data.shards import atomic_save, open_shard
 from rlhf_stages.functional import losses
 from rlhf_stages.functional.advantages import gae, token_rewards
-from rlhf_stages.functional.losses import entropy, policy_loss, sft_loss, value_loss
+from rlhf_stages.functional.losses import sft_loss
 from rlhf_stages.functional.masking import length_mask, masked_mean, moments, whiten
-from rlhf_stages.functional.metrics import policy_statistics
+from rlhf_stages.functional.ppo import entropy
 from rlhf_stages.loop import accumulate, optimizer_step
-from rlhf_stages.models.forward import logits_at, text_logits
+from rlhf_stages.models.forward import text_logits
 from rlhf_stages.models.scalar import ScalarModel
 from rlhf_stages.optim import make_optimizer
-from rlhf_stages.rollout.collect import make_experience, response_logprobs, response_values, score_responses
-from rlhf_stages.rollout.generation import cut_at_stop
+from rlhf_stages.rollout.collect import policy_outputs, response_values, score_responses
+from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
+from rlhf_stages.rollout.generation import Sampler, cut_at_stop
 from rlhf_stages.rollout.statistics import rollout_metrics
 
 from conftest import ROOT
@@ -246,9 +248,13 @@ def rollout_of(kind, case):
         PromptBatch(queries, queries != PAD),
         cut_at_stop(responses, [EOS], PAD),
         **vars(models),
-        temperature=settings["temperature"],
+        sampler=sampler_of(settings),
     )
     return settings, recorded, models, rollout
+
+
+def sampler_of(settings):
+    return Sampler(settings["temperature"], min_new_tokens=1, stop_ids=(EOS,), vocab_size=32)
 
 
 def ppo_args(settings):
@@ -258,6 +264,8 @@ def ppo_args(settings):
         gae_gamma=settings["gamma"],
         gae_lambd=settings["lam"],
         missing_eos_penalty=settings["missing_eos_penalty"],
+        clip_coeff=settings["cliprange"],
+        value_clip_coeff=settings["cliprange_value"],
         normalize_rewards=False,
         clip_rewards=False,
     )
@@ -342,31 +350,31 @@ def test_two_updates_are_those_of_trl(kind, case):
         fabric.setup(model, make_optimizer(model, args, golden("ppo", kind)["optimizer"]["lr"]))
         for model in (models.actor, models.critic)
     )
-    old_logprobs, old_values, advantages, returns = (
-        torch.tensor(recorded[name]) for name in ("logprobs", "values", "advantages", "returns")
-    )
+    rewards, advantages, returns = (torch.tensor(recorded[name]) for name in ("rewards", "advantages", "returns"))
+    old = {name: torch.tensor(recorded[name]) for name in ("logprobs", "values")}
     mask, value_mask = live(recorded), live(recorded, extra=1)
+    policy_batch = Experience(replace(rollout, **old), rewards, advantages, returns)
+    value_batch = Experience(replace(rollout, **old, response_mask=value_mask), rewards, advantages, returns)
     entropies, ratios, clipped = [], [], []
 
-    def policy_loss_sum(_):
-        logprobs = response_logprobs(actor[0], rollout.texts, rollout.response_ids, settings["temperature"])
-        ratios.append((logprobs.detach() - old_logprobs).exp()[mask].mean())
-        clipped.append(policy_statistics(logprobs.detach(), old_logprobs, mask, settings["cliprange"])["clip_fraction"])
-        return policy_loss(logprobs, old_logprobs, advantages, mask, settings["cliprange"])[0]
+    def policy_loss_sum(batch):
+        logits, _ = policy_outputs(actor[0], rollout.texts, sampler_of(settings))
+        loss, statistics = policy_objective(batch, logits, args)
+        entropies.append(masked_mean(entropy(logits.detach()), mask))
+        ratios.append(statistics["ratio_mean"])
+        clipped.append(statistics["clip_fraction"])
+        return loss
 
-    def value_loss_sum(_):
-        values = response_values(critic[0], rollout.texts)
-        return value_loss(values, old_values, returns, value_mask, settings["cliprange_value"])[0]
+    def value_loss_sum(batch):
+        return value_objective(batch, response_values(critic[0], rollout.texts), args)
+
+    def count(batch):
+        return batch.rollout.response_mask.sum()
 
     for theirs in recorded["updates"]:
-        with torch.no_grad():
-            logits = logits_at(models.actor, rollout.texts.ids, rollout.texts.mask, rollout.texts.places)
-            entropies.append(masked_mean(entropy(logits, settings["temperature"]), mask))
-        loss, _ = accumulate(fabric, actor[0], [None], policy_loss_sum, lambda _: mask.sum())
+        loss, _ = accumulate(fabric, actor[0], [policy_batch], policy_loss_sum, count)
         close(loss, theirs["policy_loss"])
-        loss, _ = accumulate(
-            fabric, critic[0], [None], value_loss_sum, lambda _: value_mask.sum(), weight=settings["vf_coef"]
-        )
+        loss, _ = accumulate(fabric, critic[0], [value_batch], value_loss_sum, count, weight=settings["vf_coef"])
         close(loss, theirs["value_loss"])
         gradient_agrees(models.actor, theirs["actor_gradient"])
         gradient_agrees(models.critic.hf, theirs["critic_gradient"])
