@@ -394,7 +394,9 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
     return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("stage", [SFT, RM, partial(RM, loss="average"), RankLists, Actor, Critic, DPO, partial(DPO, responses=3)])
+@pytest.mark.parametrize(
+    "stage", [SFT, RM, partial(RM, loss="average"), RankLists, Actor, Critic, DPO, partial(DPO, responses=3)]
+)
 def test_a_step_is_the_same_however_it_is_cut(tmp_path, fabric, stage):
     stage = stage(tmp_path)
     losses, norms, parameters = three_steps(fabric, stage, [8])

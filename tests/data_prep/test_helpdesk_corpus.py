@@ -191,7 +191,7 @@ def test_preference_pairs(prompts: list[str]) -> None:
         chosen, rejected = (corpus.gold_score(prompt, r) for r in corpus.preference_pair(prompt, rng, 0.0))
         assert chosen >= rejected + corpus.MIN_GOLD_GAP
         different += chosen > 0.4 >= rejected
-    assert 0.1 <= different / 500 <= 0.3
+    assert 0.06 <= different / 500 <= 0.3
     flipped = 0
     for prompt in prompts[:2000]:
         first, second = (corpus.gold_score(prompt, r) for r in corpus.preference_pair(prompt, rng))

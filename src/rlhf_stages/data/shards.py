@@ -6,8 +6,8 @@ A record is a prompt and k responses, best first: k = 1 to fine-tune on, k >= 2 
 On disk it is columns, so that opening is instant and memory stays flat: `tokens` (M,) int32, `segment_offsets` (S + 1,)
 int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first the prompt, then its responses), and
 `truncated` (S,) bool, true where a response was cut to fit; optionally `ratings` (S,) float32, what people gave each
-response, NaN at prompts and where nobody did. Lists of dictionaries as seed projects write them (`prompt_len`,
-`input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`, optionally the pair's `margin`) are read as well.
+response, NaN at prompts and where nobody did. Lists of dictionaries as seed projects write them are read as well
+(`prompt_len`, `input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`, optionally `margin`).
 """
 
 import os
@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class ShardWriter:
     ) -> None:
         """Append a record; `truncated` and `ratings` have an entry per response, none means not cut and not rated."""
         cut = (False, *(truncated or [False] * len(responses)))
-        rated = (nan, *(ratings or [nan] * len(responses)))
+        rated = (torch.nan, *(ratings or [torch.nan] * len(responses)))
         for segment, was_cut, rating in zip((prompt, *responses), cut, rated, strict=True):
             self._tokens.extend(segment)
             self._segment_offsets.append(len(self._tokens))
@@ -96,8 +95,8 @@ class ShardWriter:
 
     def save(self, path: Path, order: Sequence[int] | None = None) -> None:
         """Write the shard in one piece (temporary name, then rename), records in the given order."""
-        columns = self.columns() if order is None else _reorder(self.columns(), order)
-        atomic_save({"format_version": FORMAT_VERSION, **columns}, path)
+        columns = self.columns()
+        atomic_save({"format_version": FORMAT_VERSION} | (columns if order is None else _reorder(columns, order)), path)
 
 
 class Shard(Dataset[Record]):
@@ -114,8 +113,7 @@ class Shard(Dataset[Record]):
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
-        first = self._columns["record_offsets"][:-1]
-        return int(self._columns["segment_offsets"].diff()[first].max())
+        return int(self._columns["segment_offsets"].diff()[self._columns["record_offsets"][:-1]].max())
 
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
@@ -253,7 +251,7 @@ def _check_ratings(columns: dict[str, Tensor], path: Path) -> None:
     records = columns["record_offsets"]
     responses = torch.ones(int(records[-1]), dtype=torch.bool)
     responses[records[:-1]] = False
-    ratings = columns["ratings"].where(responses, nan)  # so that no response rises above its prompt
+    ratings = columns["ratings"].where(responses, torch.nan)  # so that no response rises above its prompt
     rises = ratings.diff(prepend=ratings[:1]) > 0
     for wrong, what in ((responses & ~ratings.isfinite(), "is not rated"), (rises, "is rated above a better one")):
         if wrong.any():

@@ -21,9 +21,9 @@ def health_metrics(rollout: Rollout) -> dict[str, Tensor]:
     """Numbers of a rollout, scalars; the devices' are averaged by whoever logs them.
 
     health/entropy: mean over the response tokens, nats. health/kl_max: largest KL of a response to the reference, nats,
-    and health/kl_error: standard error of the mean. health/duplicate_percentage: responses that an earlier one of the
-    rollout equals. health/length_std: deviation of the tokens per response. health/distinct_2: different pairs of neighbouring tokens per pair. health/score_pXX: percentiles of
-    the reward model's scores.
+    and health/kl_error: standard error of the mean. health/length_std: deviation of the tokens per response.
+    health/duplicate_percentage: responses that an earlier one of the rollout equals. health/distinct_2: different pairs
+    of neighbouring tokens per pair. health/score_pXX: percentiles of the reward model's scores.
     """
     mask = rollout.response_mask
     kl = masked_sum(rollout.logprobs - rollout.ref_logprobs, mask, dim=1)
