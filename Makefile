@@ -38,10 +38,10 @@ demo: $(RUN)/evaluation.txt
 	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
 
 test: lint typecheck test-fast
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n auto -m slow
 
 test-fast: $(INSTALLED)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow"
 
 # each single-line fault of tests/mutants.md has to make a fast test fail
 mutants: $(INSTALLED)
