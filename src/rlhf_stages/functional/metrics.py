@@ -3,6 +3,7 @@
 Legend: B sequences, P pairs, R response tokens.
 """
 
+import torch
 from torch import Tensor
 
 from rlhf_stages.functional.masking import masked_mean, mean_std
