@@ -186,7 +186,7 @@ def test_ratings_that_give_no_margins_are_refused(tmp_path):
     open_shard(write_rated(tmp_path / "a.pt", [(5.0, 1.5), (3.0, 2.0, 2.0), (0.0, 0.0)]), rated=True)
     for rows, message in (
         ([(), ()], r"a\.pt has no ratings to take margins from; write them too, or leave --use_margin out"),
-        ([(5.0, 1.0), ()], "a response of record 1 is not rated; a margin needs every response"),
+        ([(5.0, 1.0), ()], "a response of record 1 is not rated; a margin needs a rating of each"),
         ([(1.0, 0.0), (5.0, 1.0), (2.0, float("inf"))], "a response of record 2 is not rated"),
         ([(5.0, 1.0), (3.0, 2.0, 2.5)], "a response of record 1 is rated above a better one"),
         ([(1.0, 2.0), (9.0, 8.0)], "a response of record 0 is rated above a better one"),

@@ -1,6 +1,7 @@
 """The reward-model stage: ranked lists, margins, centering, encoders, and what its checkpoints say."""
 
 import json
+import math
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -120,6 +121,18 @@ def test_evaluate_reads_an_encoder_and_ranked_lists(lists, tiny_run, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(resolve_checkpoint(rm)).eval()
     assert all(isinstance(reply["reward"], float) for reply in results["replies"]["sft"])
     assert model.config.num_labels == 1
+
+
+def test_ppo_is_rewarded_by_an_encoder(lists, tiny_run, tmp_path):
+    """The critic starts from the SFT model, since an encoder has no value for a single token."""
+    parents = [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={lists.runs['bert']}", "--critic_init=sft"]
+    sizes = ["--rollout_size=8", "--rollout_mini_batch_size=8", "--max_new_tokens=4", "--max_steps=1", "--eval_iters=1"]
+    ppo = run_stage("ppo", tmp_path, lists.data, *parents, *sizes, "--log_interval=1", "--standardize_rewards")
+    metrics = read_metrics(ppo)
+    config = json.loads((resolve_checkpoint(lists.runs["bert"]) / "config.json").read_text())
+    # the tiny encoder gives every text a score near those of the validation set
+    assert abs(metrics["train/reward_mean"][1] - config["reward_mean"]) < 20 * config["reward_std"]
+    assert all(math.isfinite(value) for column in metrics.values() for value in column.values())
 
 
 def test_without_validation_no_scale_is_stored_and_an_older_one_is_cleared(lists, tmp_path):

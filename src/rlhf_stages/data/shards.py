@@ -256,10 +256,8 @@ def _check_ratings(columns: dict[str, Tensor], path: Path) -> None:
     for wrong, what in ((responses & ~ratings.isfinite(), "is not rated"), (rises, "is rated above a better one")):
         if wrong.any():
             record = int(torch.searchsorted(records, int(wrong.long().argmax()), right=True)) - 1
-            raise ValueError(
-                f"{path}: a response of record {record} {what}; a margin needs every response, best first, with its"
-                " rating, or leave --use_margin out"
-            )
+            advice = "a margin needs a rating of each response, best first; or leave --use_margin out"
+            raise ValueError(f"{path}: a response of record {record} {what}; {advice}")
 
 
 def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
