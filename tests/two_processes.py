@@ -11,6 +11,7 @@ from rlhf_stages.models.forward import unwrap
 from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import run_stage
+from stage_losses import STAGES, three_steps
 
 # with --mini_batch_size=4 --micro_batch_size=4 on one process the steps see the same samples
 TWO = ["--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_size=1"]
@@ -48,6 +49,10 @@ def main(folder):
     run_stage("ppo", runs, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO)
     for flags in (DPO, DPO_LORA):
         run_stage("dpo", runs, data, f"--sft_experiment_dir={sft}", *TWO, *flags)
+    held["steps"] = {
+        name: three_steps(fabric, stage(folder / f"{name}{fabric.global_rank}"), [3, 2, 1, 2])
+        for name, stage in STAGES.items()
+    }
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
     except ValueError as error:

@@ -10,25 +10,30 @@ from rlhf_stages.rollout.self_check import self_check
 
 from helpers import KINDS, left_padded, make_tokenizer, plain_sampler, save_causal
 
-PAD = 3
-PROMPTS = PromptBatch(*left_padded([[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14], [1, 15]], PAD))
+PAD, EOS = 3, 2
+ROWS = [[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14], [1, 15]]
+PROMPTS = PromptBatch(*left_padded(ROWS, PAD))
+HOSTILE = {"repetition_penalty": 1.5, "top_k": 3, "top_p": 0.5, "min_length": 9, "temperature": 3.0, "do_sample": True}
 ARGS = RolloutArgs(max_new_tokens=12, temperature=0.7)
 SAMPLER = plain_sampler(0.7)
 
 
-def check(folder, kind="gpt2", edit=None, args=ARGS, sampler=SAMPLER, precision="32-true"):
+def check(folder, kind="gpt2", edit=None, args=ARGS, sampler=SAMPLER, precision="32-true", pad=PAD):
     """The self-check of a fresh actor and reference; `edit` may break the actor."""
     fabric = start_fabric(FabricArgs(accelerator="cpu", devices="1", precision=precision), seed=1)
-    folder = save_causal(folder, kind, dropout=0.3)
+    folder = save_causal(folder, kind, dropout=0.3, generation_config=HOSTILE)
     actor, reference = (load_causal(folder, make_tokenizer(), ModelArgs(disable_dropout=True)) for _ in range(2))
     if edit is not None:
         edit(actor)
-    return self_check(fabric.setup_module(actor), reference, PROMPTS, args, sampler, PAD, fabric)
+    prompts = PromptBatch(*left_padded(ROWS, pad))
+    return self_check(fabric.setup_module(actor), reference, prompts, args, sampler, pad, fabric)
 
 
+@pytest.mark.parametrize("pad", [PAD, EOS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_sampled_is_what_is_scored_and_trained(tmp_path, kind):
-    sampled, trained, referred = check(tmp_path, kind)
+def test_what_is_sampled_is_what_is_scored_and_trained(tmp_path, kind, pad):
+    """Dropout and a hostile generation config in the folder, mixed lengths, temperature, padding that may be EOS."""
+    sampled, trained, referred = check(tmp_path, kind, pad=pad)
     assert sampled.max_log_ratio < 1e-5
     assert sampled.mean_kl < 1e-9
     assert trained.max_log_ratio == referred.max_log_ratio == 0
