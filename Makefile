@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PY := $(BIN)/python
 
+# preparing the later stages' data goes on beside SFT
+MAKEFLAGS += --jobs=2
+
 DATASET ?= helpdesk
 MODEL ?= models/helpdesk-tiny
 SEED ?=
@@ -37,10 +40,10 @@ demo: $(RUN)/evaluation.txt
 	@echo "experiments  $(RUN)/sft  $(RUN)/rm  $(RUN)/ppo"
 	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
 
-test: lint typecheck test-fast
+test: test-fast
 	$(BIN)/pytest -n auto -m slow
 
-test-fast: $(INSTALLED)
+test-fast: typecheck
 	$(BIN)/pytest -n auto -m "not slow"
 
 # each single-line fault of tests/mutants.md has to make a fast test fail
@@ -51,7 +54,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(INSTALLED)
+typecheck: lint
 	$(BIN)/mypy
 
 install: $(INSTALLED)
