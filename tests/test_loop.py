@@ -475,8 +475,11 @@ def test_two_processes_train_as_one_does(two, tmp_path, stage):
     one, other = (
         load_file(resolve_checkpoint(folder) / "model.safetensors") for folder in (run, runs / run.parent.name / stage)
     )
+    # the bias of the keys, and in a reward model the last one, which shifts both scores of a pair: their gradient is
+    # rounding alone, of which Adam makes whole steps
+    rounding = ("c_attn.bias", "ln_f.bias") if stage == "rm" else ("c_attn.bias",)
     for name in one:
-        if not name.endswith("c_attn.bias"):  # that of the keys has a gradient of rounding alone, which Adam blows up
+        if not name.endswith(rounding):
             torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=2e-5)
 
 
