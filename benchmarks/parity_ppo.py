@@ -8,6 +8,7 @@ import inspect
 import tempfile
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,7 @@ def run_trainer(kind: str, length: int, seed: int) -> dict[str, Any]:
     from datasets import Dataset
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
+    np.random.seed(seed)  # TRL cuts mini-batches by it, and seeds only torch
     prompts = Dataset.from_dict({"input_ids": random_ids(PROMPT_LENGTHS, 6, end=False)})
     args = PPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],

@@ -7,7 +7,6 @@ DPOTrainer, and the PPO of TRL 1.12.0. docs/parity.md says where TRL and we diff
 import json
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -26,13 +25,13 @@ from transformers import (
 from rlhf_stages.args import PPOArgs
 from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_preference
 from rlhf_stages.data.shards import atomic_save, open_shard
-from rlhf_stages.functional import losses
 from rlhf_stages.functional.advantages import gae, token_rewards
-from rlhf_stages.functional.losses import sft_loss
+from rlhf_stages.functional.dpo import dpo_loss
+from rlhf_stages.functional.losses import centering_loss, last_token_reward_loss, score_at, sft_loss
 from rlhf_stages.functional.masking import length_mask, masked_mean, moments, whiten
 from rlhf_stages.functional.ppo import entropy
 from rlhf_stages.loop import accumulate, optimizer_step
-from rlhf_stages.models.forward import text_logits
+from rlhf_stages.models.forward import sequence_logprobs, text_logits
 from rlhf_stages.models.scalar import ScalarModel
 from rlhf_stages.optim import make_optimizer
 from rlhf_stages.rollout.collect import policy_outputs, response_values, score_responses
@@ -158,33 +157,26 @@ def test_sft_stage_learns_as_transformers_with_adamw_does(kind, tmp_path):
 
 # --- Reward model: TRL's RewardTrainer
 
-needs_margins = pytest.mark.skipif(not hasattr(losses, "centering_loss"), reason="no margins yet")
-
 
 @kinds
-@pytest.mark.parametrize(
-    "case", ["plain", *(pytest.param(case, marks=needs_margins) for case in ("margin", "center", "margin_center"))]
-)
+@pytest.mark.parametrize("case", ["plain", "margin", "center", "margin_center"])
 def test_reward_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     content, model = golden("rm", kind), ScalarModel(build(kind, "reward"))
     records = read_records(write_shards(tmp_path, content["data"]), "preference")
-    batch = collate_preference(records, pad_token_id=PAD, **({"use_margin": True} if "margin" in case else {}))
+    batch = collate_preference(records, pad_token_id=PAD, use_margin="margin" in case)
     scores, better, worse = model(batch.input_ids, batch.attention_mask), batch.better, batch.worse
-    margins = [batch.margins] if hasattr(batch, "margins") else []
-    loss, count = losses.last_token_reward_loss(
-        scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse], *margins
+    loss, count = last_token_reward_loss(
+        scores[better], scores[worse], batch.starts, batch.lengths[better], batch.lengths[worse], batch.margins
     )
     if "center" in case:
-        ends = losses.score_at(scores, batch.lengths)
-        loss = loss + content["center_rewards_coefficient"] * losses.centering_loss(ends[better], ends[worse])[0]
+        ends = score_at(scores, batch.lengths)
+        loss = loss + content["center_rewards_coefficient"] * centering_loss(ends[better], ends[worse])[0]
     (loss / count).backward()
     close(loss / count, content[case]["loss"])
     gradient_agrees(model.hf, content[case]["gradient"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "case"), [("gpt2", "plain"), pytest.param("llama", "margin_center", marks=needs_margins)]
-)
+@pytest.mark.parametrize(("kind", "case"), [("gpt2", "plain"), ("llama", "margin_center")])
 def test_reward_stage_learns_as_trl_does(kind, case, tmp_path):
     margin = ["--use_margin"] if "margin" in case else []
     center = [f"--center_rewards_coeff={golden('rm', kind)['center_rewards_coefficient']}"] if "center" in case else []
@@ -193,16 +185,10 @@ def test_reward_stage_learns_as_trl_does(kind, case, tmp_path):
 
 # --- DPO: TRL's DPOTrainer
 
-needs_dpo = pytest.mark.skipif(find_spec("rlhf_stages.functional.dpo") is None, reason="no DPO yet")
 
-
-@needs_dpo
 @kinds
 @pytest.mark.parametrize("case", ["plain", "smoothing", "reference_free"])
 def test_dpo_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
-    from rlhf_stages.functional.dpo import dpo_loss
-    from rlhf_stages.models.forward import sequence_logprobs
-
     content, model = golden("dpo", kind), build(kind, "causal")
     batch = collate_preference(read_records(write_shards(tmp_path, content["data"]), "preference"), pad_token_id=PAD)
     texts = batch.input_ids, batch.attention_mask, batch.prompt_lengths, batch.response_ends
@@ -222,7 +208,6 @@ def test_dpo_loss_and_gradient_are_those_of_trl(kind, case, tmp_path):
     gradient_agrees(model, content[case]["gradient"])
 
 
-@needs_dpo
 @pytest.mark.parametrize(("kind", "case"), [("gpt2", "plain"), ("llama", "smoothing"), ("gpt2", "reference_free")])
 def test_dpo_stage_learns_as_trl_does(kind, case, tmp_path):
     smoothing = f"--label_smoothing={golden('dpo', kind)['label_smoothing']}"
