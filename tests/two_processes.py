@@ -1,5 +1,6 @@
 """Run by test_loop.py as a script: all stages on two gloo processes, and what each process held of them."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +30,9 @@ PPO = [
 
 def main(folder):
     """Run SFT, RM, PPO and DPO; leave `rank<r>.pt` with each process's models and experience."""
+    # before the processes know of each other: transformers saves on the first one only
+    rank = os.environ.get("LOCAL_RANK", "0")
+    stages = {name: stage(folder / f"{name}{rank}") for name, stage in STAGES.items()}
     fabric = loop.start_fabric(FabricArgs(accelerator="cpu", devices="2", strategy="ddp"), seed=42)
     held = {"models": [], "experience": []}
     save, make = loop.save_checkpoint, rollout_experience.make_experience
@@ -49,10 +53,7 @@ def main(folder):
     run_stage("ppo", runs, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO)
     for flags in (DPO, DPO_LORA):
         run_stage("dpo", runs, data, f"--sft_experiment_dir={sft}", *TWO, *flags)
-    held["steps"] = {
-        name: three_steps(fabric, stage(folder / f"{name}{fabric.global_rank}"), [3, 2, 1, 2])
-        for name, stage in STAGES.items()
-    }
+    held["steps"] = {name: three_steps(fabric, stage, [3, 2, 1, 2]) for name, stage in stages.items()}
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
     except ValueError as error:
