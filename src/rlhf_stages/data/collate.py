@@ -28,8 +28,8 @@ class PreferenceBatch:
 
     input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
     lists (Q,) int64 the B lists; starts (Q,) int64 is the first token at which the two of a pair differ; margins (Q,)
-    fp32 is the difference of their ratings, or 0 if margins were not asked for. The response of
-    a text is its tokens from prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one.
+    fp32 is the difference of their ratings, or 0 if margins were not asked for. The response of a text is its tokens
+    from prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one.
     """
 
     input_ids: Tensor

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf_stages.functional.masking import masked_mean, mean_std
-from rlhf_stages.functional.ppo import log_ratio
+from rlhf_stages.functional.ppo import clip_bounds, log_ratio
 
 
 def pair_statistics(better_scores: Tensor, worse_scores: Tensor) -> dict[str, Tensor]:
@@ -51,7 +51,8 @@ def policy_statistics(
     """
     log = log_ratio(logprobs, old_logprobs, response_mask)
     ratio = log.exp()
-    clipped = (ratio < 1 - clip_coeff) | (ratio > 1 + (clip_coeff if clip_coeff_high is None else clip_coeff_high))
+    lowest, highest = clip_bounds(clip_coeff, clip_coeff_high)
+    clipped = (ratio < lowest) | (ratio > highest)
     return {
         "approx_kl": masked_mean(ratio - 1 - log, response_mask),
         "clip_fraction": masked_mean(clipped.float(), response_mask),

@@ -20,6 +20,11 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> 
     return torch.where(response_mask, logprobs - old_logprobs, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def clip_bounds(clip_coeff: float, clip_coeff_high: float | None) -> tuple[float, float]:
+    """Smallest and largest ratio that counts; without a `clip_coeff_high` the range is the same on both sides."""
+    return 1 - clip_coeff, 1 + (clip_coeff if clip_coeff_high is None else clip_coeff_high)
+
+
 def policy_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -40,7 +45,7 @@ def policy_loss(
         Sum over the response tokens, and their number.
     """
     ratio = log_ratio(logprobs, old_logprobs, response_mask).exp()
-    clipped = ratio.clamp(1 - clip_coeff, 1 + (clip_coeff if clip_coeff_high is None else clip_coeff_high))
+    clipped = ratio.clamp(*clip_bounds(clip_coeff, clip_coeff_high))
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
     if dual_clip:
         loss = torch.where(advantages < 0, torch.minimum(loss, dual_clip * advantages.abs()), loss)
