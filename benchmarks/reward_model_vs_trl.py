@@ -77,7 +77,7 @@ def train_trl(args: argparse.Namespace, seed: int, folder: Path) -> tuple[Path, 
     from rlhf_stages.cli import parse
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
-    from rlhf_stages.optim import make_optimizer, warmup_cosine
+    from rlhf_stages.optim import make_optimizer, make_schedule
 
     ours, _, _ = parse(RMArgs, ModelArgs, FabricArgs, argv=flags(args, seed))
     tokenizer = load_tokenizer(args.model_name)
@@ -101,7 +101,7 @@ def train_trl(args: argparse.Namespace, seed: int, folder: Path) -> tuple[Path, 
         ),
         train_dataset=Dataset.from_list([{"chosen_ids": c.tolist(), "rejected_ids": r.tolist()} for c, r in pairs]),
         processing_class=tokenizer,
-        optimizers=(optimizer, warmup_cosine(optimizer, ours.learning_rate, ours.lr_warmup_steps, total)),
+        optimizers=(optimizer, make_schedule(optimizer, ours.rate, total)),
     )  # fmt: skip
     started = time.perf_counter()
     trainer.train()

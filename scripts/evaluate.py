@@ -24,7 +24,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.evaluation.gold import load_function
     from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
     from rlhf_stages.evaluation.table import comparison_table, side_by_side
-    from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name, write_json
+    from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name
+    from rlhf_stages.files import write_json
     from rlhf_stages.models.loading import load_causal, load_scalar
 
     # 1. Tokenizer, scorers, prompts

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stages 2 and 3 in one: DPO on the preference shards of a data folder, without a reward model and without rollouts."""
 
+import math
 import time
 from pathlib import Path
 
@@ -26,10 +27,12 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.functional.dpo import dpo_loss, implicit_rewards
     from rlhf_stages.functional.metrics import pair_statistics
+    from rlhf_stages.keeper import Keeper
     from rlhf_stages.models.forward import adapters_off, sequence_logprobs, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.models.start import starting_point
-    from rlhf_stages.optim import make_optimizer, warmup_cosine
+    from rlhf_stages.optim import set_up
+    from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.rollout.samples import load_example_prompt, log_example
     from rlhf_stages.tracking import Averages, Tracker
 
@@ -52,16 +55,17 @@ def main(argv: list[str] | None = None) -> Path:
     if not args.reference_free and model_args.finetune_mode != "lora":
         reference = loop.freeze(fabric, load_causal(start, tokenizer, model_args))
     fabric.print(parameter_summary(model))
-    optimizer = make_optimizer(model, args, args.learning_rate)
-    model, optimizer = fabric.setup(model, optimizer)
-    plan = loop.Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
-    schedule = warmup_cosine(optimizer, args.learning_rate, args.lr_warmup_steps, plan.total_steps)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric)
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
-    experiment = loop.open_experiment(fabric, args, info, "dpo", groups, parents)
+    experiment = loop.open_experiment(fabric, args, info, "dpo", groups, [train, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+    parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)
+    keeper = Keeper(fabric, args, experiment, tracker, tokenizer, plan.total_steps, {"": model}, parts, averages)
+    progress = keeper.progress
 
     # 4. Log-probability of every text of a batch, (S,): chosen and rejected in one forward
     def text_logprobs(of: torch.nn.Module, batch: PreferenceBatch) -> torch.Tensor:
@@ -79,8 +83,6 @@ def main(argv: list[str] | None = None) -> Path:
             return text_logprobs(reference, batch)
 
     # 5. Loss: mean over the pairs of all micro-batches and devices of a step
-    averages = Averages(fabric)
-
     def count(batch: PreferenceBatch) -> torch.Tensor:
         return torch.tensor(len(batch.better), device=fabric.device)
 
@@ -110,7 +112,7 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated = Averages(fabric)
-        for batch in loop.validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
             loss_sum(batch, "val", validated, label_smoothing=0.0)
         metrics = validated.compute()
         tracker.log(metrics, step)
@@ -118,34 +120,29 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics
 
     # 6. Train
-    metrics, best, step, started = validate(step=0), float("inf"), 0, time.perf_counter()
-    for micro_batches in plan.steps(train, collate):
+    if progress.step == 0:
+        progress.first = validate(step=0)
+    started = time.perf_counter()
+    for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        loop.accumulate(fabric, model, micro_batches, loss_sum, count)
-        grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
         rate = schedule.get_last_lr()[0]
         schedule.step()
-        step += 1
 
         # 7. Log, validate, save
-        averages.update({"info/grad_norm": grad_norm, "info/padding_percentage": loop.padding(micro_batches)})
+        keeper.note(step, update, records)
+        averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
             tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
-        saving = loop.is_due(step, args.save_interval, plan.total_steps)
-        if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
-            metrics = validate(step)
-        if saving:
-            loop.save_checkpoint(fabric, experiment, step, model, tokenizer)
-            # the loss and not the accuracy, which knows only the sign of a margin: DPO overfits by its size
-            if not metrics.get("val/loss", best) > best:
-                best = metrics.get("val/loss", best)
-                experiment.mark_best(step)
+        if keeper.evaluates(step):
+            progress.metrics = validate(step)
+        # the loss and not the accuracy, which knows only the sign of a margin: DPO overfits by its size
+        keeper.end_step(step, quality=-progress.metrics.get("val/loss", math.nan))
 
     # 8. Done
-    tracker.close()
-    return loop.finish(fabric, experiment, {"steps": step, **metrics}, f"python scripts/chat.py {experiment.dir}")
+    return keeper.finish({"steps": progress.step, **progress.metrics}, f"python scripts/chat.py {experiment.dir}")
 
 
 if __name__ == "__main__":

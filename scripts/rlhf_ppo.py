@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Stage 3: PPO. The actor of an SFT experiment learns to please the reward model of an RM experiment."""
 
+import math
 import time
 from pathlib import Path
+from typing import Any
 
 from rlhf_stages.args import FabricArgs, ModelArgs, PPOArgs, RolloutArgs
 from rlhf_stages.cli import parse, run
@@ -26,6 +28,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
     from rlhf_stages.functional.masking import moments
+    from rlhf_stages.keeper import Keeper
     from rlhf_stages.kl_control import make_kl_control
     from rlhf_stages.models.actor_critic import ActorCritic, policy_of
     from rlhf_stages.models.forward import check_context
@@ -33,10 +36,11 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.scalar import reward_scale
     from rlhf_stages.models.start import check_model_name
     from rlhf_stages.optim import set_up
+    from rlhf_stages.plan import Plan, update_windows, validation_batches
     from rlhf_stages.rollout.collect import (
         Rollout,
-        check_finite,
         concatenate,
+        not_finite,
         policy_outputs,
         response_values,
         score_responses,
@@ -69,7 +73,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)
-    plan = loop.Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
+    plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
     model_args = replace(model_args, disable_dropout=True)
     reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
     check_context(reference, shard.longest_prompt + rollout_args.max_new_tokens)
@@ -80,7 +84,7 @@ def main(argv: list[str] | None = None) -> Path:
         actor = ActorCritic(actor)
     fabric.print(f"actor: {parameter_summary(actor)}")
     actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
-    critic = None
+    critic = critic_optimizer = critic_schedule = None
     if args.critic == "separate":
         start = {"rm": rm_checkpoint, "sft": sft_checkpoint}[args.critic_init]
         critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_init == "rm")
@@ -89,27 +93,28 @@ def main(argv: list[str] | None = None) -> Path:
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
+    health = HealthMonitor()
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric)
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, "rm": rm_checkpoint}
-    experiment = loop.open_experiment(fabric, args, info, "ppo", groups, parents)
-    tracker, health = Tracker(experiment, fabric, plan.total_steps, groups), HealthMonitor()
+    experiment = loop.open_experiment(fabric, args, info, "ppo", groups, [shard, validation], parents)
+    tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+    models, averages = {"": actor, "critic": critic}, Averages(fabric, lenient=True)
+    parts = {"actor_optimizer": actor_optimizer, "actor_schedule": actor_schedule, "kl_control": kl_control}
+    parts |= {"critic_optimizer": critic_optimizer, "critic_schedule": critic_schedule}
+    parts |= {"value_norm": value_norm, "health": health}
+    keeper = Keeper(fabric, args, experiment, tracker, tokenizer, plan.total_steps, models, parts, averages)
+    progress = keeper.progress
 
     # 4. Rollout: sample from the actor, then let all models read the result
     def roll_out(prompts: PromptBatch) -> Rollout:
         responses = sample(policy_of(actor), prompts, tokenizer, rollout_args, fabric)
+        readers = {"actor": actor, "reference": reference, "critic": critic, "reward_model": reward_model}
         with fabric.autocast():
             return score_responses(
-                prompts.repeat(group_size),
-                responses,
-                actor=actor,
-                reference=reference,
-                critic=critic,
-                reward_model=reward_model,
-                sampler=sampler,
-                value_norm=value_norm,
+                prompts.repeat(group_size), responses, **readers, sampler=sampler, value_norm=value_norm
             )
 
     # 5. Losses: means over the response tokens of all micro-batches and devices of a step
@@ -128,81 +133,82 @@ def main(argv: list[str] | None = None) -> Path:
         return value_objective(batch, response_values(critic, batch.rollout.texts), args, value_norm)
 
     @torch.no_grad()
-    def validate(step: int) -> float:
-        averages = Averages(fabric)
-        for prompts in loop.validation_batches(
-            validation, args.rollout_mini_batch_size, collate, fabric, args.eval_iters
-        ):
+    def validate(step: int) -> dict[str, float]:
+        validated = Averages(fabric)
+        for prompts in validation_batches(validation, args.rollout_mini_batch_size, collate, fabric, args.eval_iters):
             rollout = roll_out(prompts)
-            averages.update(rollout_metrics(rollout, "val"), weight=len(rollout.scores))
-        metrics = averages.compute()
+            validated.update(rollout_metrics(rollout, "val"), weight=len(rollout.scores))
+        metrics = validated.compute()
         tracker.log(metrics, step)
         log_example(policy_of(actor), example, tokenizer, rollout_args, fabric, tracker, step)
-        return metrics.get("val/reward_mean", float("nan"))
+        return metrics
 
-    # 6. Train: one step is one rollout and its updates
-    first, best = validate(step=0), float("-inf")
-    averages, step = Averages(fabric), 0
-    for prompt_batches in plan.steps(shard, collate):
-        if step == 0 and args.self_check:
+    # 6. What is learned from a rollout: updates over its mini-batches, then the KL coefficient and the scale of values
+    def improve(name: str, model: Any, optimizer: Any, batches: list[Experience], loss_sum: Any) -> loop.Update:
+        weight = args.vf_coeff if name == "critic" else 1.0
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, weight)
+        averages.update({f"train/{name}_loss": update.loss, f"info/{name}_grad_norm": update.norm}, weight=update.count)
+        return update
+
+    def learn(step: int, rollout: Rollout, prompt_of_row: list[int]) -> dict[str, float]:
+        started = time.perf_counter()
+        global_sum = partial(loop.global_sum, fabric)
+        experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
+        for model in filter(None, (actor, critic)):
+            model.train()
+        for window in update_windows(len(rollout.scores), args, step - 1):
+            batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
+            prompts = [[prompt_of_row[row] for row in rows] for rows in window]
+            if step > args.critic_warmup_steps:
+                keeper.note(step, improve("actor", actor, actor_optimizer, batches, actor_loss_sum), prompts)
+            if critic is not None:
+                keeper.note(step, improve("critic", critic, critic_optimizer, batches, critic_loss_sum), prompts)
+            if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
+                break
+        averages.update({**rollout_metrics(rollout, "train"), **health_metrics(rollout)}, weight=len(rollout.scores))
+        metrics = averages.compute() | experience_metrics(experience, fabric)
+        metrics |= {"info/kl_coeff": kl_control.coeff, "info/lr": actor_schedule.get_last_lr()[0]}
+        kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
+        if value_norm is not None:
+            value_norm.update(loop.global_sum(fabric, moments(experience.returns, rollout.response_mask)))
+        return metrics | {"info/ppo_time": time.perf_counter() - started}
+
+    # 7. Train: one step is one rollout and its updates
+    if progress.step == 0:
+        progress.first = validate(step=0)
+    for step, prompt_batches, records in plan.steps(shard, collate, progress.step):
+        if step == 1 and args.self_check:
             checked = self_check(
                 actor, reference, prompt_batches[0], rollout_args, sampler, tokenizer.pad_token_id, fabric
             )
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         started = time.perf_counter()
         rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])
-        check_finite(rollout)
-        global_sum = partial(loop.global_sum, fabric)
-        experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
+        prompt_of_row = [record for batch in records for record in batch for _ in range(group_size)]
         rollout_time = time.perf_counter() - started
+        fault, rows = not_finite(rollout)
+        if loop.anywhere(fabric, fault is not None):
+            keeper.skip(step, fault, [prompt_of_row[row] for row in rows])
+        else:
+            metrics = learn(step, rollout, prompt_of_row) | {"info/rollout_time": rollout_time}
+            for warning in health.check(metrics, step):
+                tracker.message(f"warning: {warning}")
+            if loop.is_due(step, args.log_interval, plan.total_steps):
+                tracker.log(metrics, step)
+                log_rollout_sample(rollout, tokenizer, tracker, step)
 
-        started = time.perf_counter()
-        for model in filter(None, (actor, critic)):
-            model.train()
-        for window in loop.update_windows(len(rollout.scores), args, step):
-            batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
-            if step >= args.critic_warmup_steps:
-                loss, tokens = loop.accumulate(fabric, actor, batches, actor_loss_sum, count)
-                norm = loop.optimizer_step(fabric, actor, actor_optimizer, args.gradient_clip_val, "actor's")
-                averages.update({"train/actor_loss": loss, "info/actor_grad_norm": norm}, weight=tokens)
-            if critic is not None:
-                loss, tokens = loop.accumulate(fabric, critic, batches, critic_loss_sum, count, weight=args.vf_coeff)
-                norm = loop.optimizer_step(fabric, critic, critic_optimizer, args.gradient_clip_val, "critic's")
-                averages.update({"train/critic_loss": loss, "info/critic_grad_norm": norm}, weight=tokens)
-            if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
-                break
-        step += 1
-
-        # 7. Steer, log, validate, save
-        averages.update({**rollout_metrics(rollout, "train"), **health_metrics(rollout)}, weight=len(rollout.scores))
-        metrics = averages.compute() | experience_metrics(experience, fabric)
-        metrics |= {"info/ppo_time": time.perf_counter() - started, "info/rollout_time": rollout_time}
-        metrics |= {"info/kl_coeff": kl_control.coeff, "info/lr": actor_schedule.get_last_lr()[0]}
-        kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
-        actor_schedule.step()
-        if critic is not None:
-            critic_schedule.step()
-        if value_norm is not None:
-            value_norm.update(loop.global_sum(fabric, moments(experience.returns, rollout.response_mask)))
+        # 8. Next rates, validate, save
+        for schedule in filter(None, (actor_schedule, critic_schedule)):
+            schedule.step()
         tracker.advance()
-        for warning in health.check(metrics, step):
-            tracker.message(f"warning: {warning}")
-        if loop.is_due(step, args.log_interval, plan.total_steps):
-            tracker.log(metrics, step)
-            log_rollout_sample(rollout, tokenizer, tracker, step)
-        saving = loop.is_due(step, args.save_interval, plan.total_steps)
-        if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
-            reward = validate(step)
-        if saving:
-            loop.save_checkpoint(fabric, experiment, step, policy_of(actor), tokenizer)
-            if not reward < best:
-                best = reward
-                experiment.mark_best(step)
+        if keeper.evaluates(step):
+            progress.metrics = validate(step)
+        keeper.end_step(step, quality=progress.metrics.get("val/reward_mean", math.nan))
 
-    # 8. Done
-    tracker.close()
-    summary = {"steps": step, "val/reward_mean": reward, "val/reward_mean_before": first, "val/reward_mean_best": best}
-    return loop.finish(fabric, experiment, summary, f"python scripts/chat.py {experiment.dir}")
+    # 9. Done
+    reward, first = (metrics.get("val/reward_mean", math.nan) for metrics in (progress.metrics, progress.first))
+    summary = {"val/reward_mean": reward, "val/reward_mean_before": first, "val/reward_mean_best": progress.best}
+    return keeper.finish({"steps": progress.step, **summary}, f"python scripts/chat.py {experiment.dir}")
 
 
 if __name__ == "__main__":

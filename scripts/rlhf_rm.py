@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stage 2: a reward model from the preference shards of a data folder, started from an SFT experiment or a model."""
 
+import math
 import time
 from pathlib import Path
 
@@ -23,10 +24,12 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.functional.losses import REWARD_LOSSES, centering_loss, score_at
     from rlhf_stages.functional.metrics import order_accuracy, pair_statistics
+    from rlhf_stages.keeper import Keeper
     from rlhf_stages.models.loading import load_scalar, parameter_summary, prepare_training
     from rlhf_stages.models.scalar import store_reward_scale
     from rlhf_stages.models.start import starting_point
-    from rlhf_stages.optim import make_optimizer, warmup_cosine
+    from rlhf_stages.optim import set_up
+    from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.tracking import Averages, Tracker, distribution
 
     # 1. Where to start, and the data
@@ -46,19 +49,18 @@ def main(argv: list[str] | None = None) -> Path:
     model = load_scalar(start, tokenizer, model_args, trained_head=False, token_scores=by_token)
     model = prepare_training(model, model_args)
     fabric.print(parameter_summary(model))
-    optimizer = make_optimizer(model, args, args.learning_rate)
-    model, optimizer = fabric.setup(model, optimizer)
-    plan = loop.Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
-    schedule = warmup_cosine(optimizer, args.learning_rate, args.lr_warmup_steps, plan.total_steps)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder
     groups = {"train_args": args, "model_args": model_args, "fabric_args": fabric_args}
-    experiment = loop.open_experiment(fabric, args, info, "rm", groups, parents)
+    experiment = loop.open_experiment(fabric, args, info, "rm", groups, [train, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+    parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)
+    keeper = Keeper(fabric, args, experiment, tracker, tokenizer, plan.total_steps, {"": model}, parts, averages)
+    progress = keeper.progress
 
     # 4. Loss: mean over all pairs of the lists in all micro-batches and devices of a step
-    averages = Averages(fabric)
-
     def count(batch: PreferenceBatch) -> torch.Tensor:
         return torch.tensor(len(batch.better), device=fabric.device)
 
@@ -88,7 +90,7 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated, ends = Averages(fabric), [torch.empty(0, device=fabric.device)]
-        for batch in loop.validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
             ends.append(loss_and_scores(batch, "val", validated)[1])
         metrics = validated.compute()
         if validation is not None:
@@ -97,37 +99,30 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics
 
     # 5. Train
-    best, step, started = float("-inf"), 0, time.perf_counter()
-    for micro_batches in plan.steps(train, collate):
+    started = time.perf_counter()
+    for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        loop.accumulate(fabric, model, micro_batches, loss_sum, count)
-        grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
         rate = schedule.get_last_lr()[0]
         schedule.step()
-        step += 1
 
         # 6. Log, validate, save
-        averages.update({"info/grad_norm": grad_norm, "info/padding_percentage": loop.padding(micro_batches)})
+        keeper.note(step, update, records)
+        averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
             tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
-        saving = loop.is_due(step, args.save_interval, plan.total_steps)
-        if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
-            metrics = validate(step)
-        if saving:
-            store_reward_scale(model, metrics.get("val/reward_mean"), metrics.get("val/reward_std"))
-            loop.save_checkpoint(fabric, experiment, step, model, tokenizer)
-            if not metrics.get("val/acc", best) < best:
-                best = metrics.get("val/acc", best)
-                experiment.mark_best(step)
+        if keeper.evaluates(step):
+            progress.metrics = validate(step)
+            store_reward_scale(model, progress.metrics.get("val/reward_mean"), progress.metrics.get("val/reward_std"))
+        keeper.end_step(step, quality=progress.metrics.get("val/acc", math.nan))
 
     # 7. Done
-    tracker.close()
     sft = args.sft_experiment_dir or "<sft-dir>"
     next_command = f"python scripts/rlhf_ppo.py --data_dir={args.data_dir} --sft_experiment_dir={sft}"
-    summary = {"steps": step, **metrics}
-    return loop.finish(fabric, experiment, summary, f"{next_command} --rm_experiment_dir={experiment.dir}")
+    summary = {"steps": progress.step, **progress.metrics}
+    return keeper.finish(summary, f"{next_command} --rm_experiment_dir={experiment.dir}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stage 1: supervised fine-tuning of a language model on the finetune shards of a data folder."""
 
+import math
 import time
 from pathlib import Path
 
@@ -24,9 +25,11 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.functional.losses import sft_loss
+    from rlhf_stages.keeper import Keeper
     from rlhf_stages.models.forward import text_logits, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
-    from rlhf_stages.optim import make_optimizer, warmup_cosine
+    from rlhf_stages.optim import set_up
+    from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.rollout.samples import load_example_prompt, log_example
     from rlhf_stages.tracking import Averages, Tracker
 
@@ -51,16 +54,17 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     model = prepare_training(load_causal(model_args.model_name, tokenizer, model_args), model_args)
     fabric.print(parameter_summary(model))
-    optimizer = make_optimizer(model, args, args.learning_rate)
-    model, optimizer = fabric.setup(model, optimizer)
-    plan = loop.Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
-    schedule = warmup_cosine(optimizer, args.learning_rate, args.lr_warmup_steps, plan.total_steps)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric)
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
-    experiment = loop.open_experiment(fabric, args, info, "sft", groups)
+    experiment = loop.open_experiment(fabric, args, info, "sft", groups, [train, validation])
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
+    parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)
+    keeper = Keeper(fabric, args, experiment, tracker, tokenizer, plan.total_steps, {"": model}, parts, averages)
+    progress = keeper.progress
 
     # 4. Loss: mean over the tokens that count, of all micro-batches and devices of a step
     def count(batch: FinetuneBatch) -> torch.Tensor:
@@ -71,32 +75,32 @@ def main(argv: list[str] | None = None) -> Path:
         return sft_loss(logits, batch.targets, info.ignore_index, label_smoothing)[0]
 
     @torch.no_grad()
-    def validate(step: int) -> float:
+    def validate(step: int) -> dict[str, float]:
         model.eval()
-        averages = Averages(fabric)
-        for batch in loop.validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        validated = Averages(fabric)
+        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
             tokens = count(batch)
-            averages.update({"val/loss": loss_sum(batch, label_smoothing=0.0) / tokens.clamp(min=1)}, weight=tokens)
-        metrics = averages.compute()
+            validated.update({"val/loss": loss_sum(batch, label_smoothing=0.0) / tokens.clamp(min=1)}, weight=tokens)
+        metrics = validated.compute()
         tracker.log(metrics, step)
         log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
-        return metrics.get("val/loss", float("nan"))
+        return metrics
 
     # 5. Train
-    first, best = validate(step=0), float("inf")
-    averages, step, places, started = Averages(fabric), 0, 0, time.perf_counter()
-    for micro_batches in plan.steps(train, collate):
+    if progress.step == 0:
+        progress.first = validate(step=0)
+    places, started = 0, time.perf_counter()
+    for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        loss, counted = loop.accumulate(fabric, model, micro_batches, loss_sum, count)
-        grad_norm = loop.optimizer_step(fabric, model, optimizer, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
         rate = schedule.get_last_lr()[0]
         schedule.step()
-        step += 1
 
         # 6. Log, validate, save
-        averages.update({"train/loss": loss}, weight=counted)
-        averages.update({"info/grad_norm": grad_norm, "info/padding_percentage": loop.padding(micro_batches)})
-        places += sum(batch.input_ids.numel() for batch in micro_batches) * fabric.world_size
+        keeper.note(step, update, records)
+        averages.update({"train/loss": update.loss}, weight=update.count)
+        averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
+        places += sum(batch.input_ids.numel() for batch in batches) * fabric.world_size
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
@@ -107,20 +111,15 @@ def main(argv: list[str] | None = None) -> Path:
             }
             tracker.log({**averages.compute(), **metrics}, step)
             places = 0
-        saving = loop.is_due(step, args.save_interval, plan.total_steps)
-        if saving or loop.is_due(step, args.eval_interval, plan.total_steps):
-            loss = validate(step)
-        if saving:
-            loop.save_checkpoint(fabric, experiment, step, model, tokenizer)
-            if not loss > best:
-                best = loss
-                experiment.mark_best(step)
+        if keeper.evaluates(step):
+            progress.metrics = validate(step)
+        keeper.end_step(step, quality=-progress.metrics.get("val/loss", math.nan))
 
     # 7. Done
-    tracker.close()
-    summary = {"steps": step, "val/loss": loss, "val/loss_before": first, "val/loss_best": best}
+    loss, first = (metrics.get("val/loss", math.nan) for metrics in (progress.metrics, progress.first))
+    summary = {"steps": progress.step, "val/loss": loss, "val/loss_before": first, "val/loss_best": -progress.best}
     next_command = f"python scripts/rlhf_rm.py --data_dir={args.data_dir} --sft_experiment_dir={experiment.dir}"
-    return loop.finish(fabric, experiment, summary, next_command)
+    return keeper.finish(summary, next_command)
 
 
 if __name__ == "__main__":

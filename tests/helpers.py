@@ -158,10 +158,10 @@ def load_script(path):
     return module
 
 
-def read_metrics(experiment_dir):
+def read_metrics(experiment_dir, name="metrics.csv"):
     """metrics.csv as {name: {step: value}}, empty cells left out."""
     columns = {}
-    with (Path(experiment_dir) / "metrics.csv").open() as file:
+    with (Path(experiment_dir) / name).open() as file:
         for row in csv.DictReader(file):
             for name, value in row.items():
                 if name != "step" and value:

@@ -172,10 +172,11 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
     for _ in range(3):
         batches = list(stage.batches(sizes))
         mine = batches[fabric.global_rank :: fabric.world_size]
-        loss, total = loop.accumulate(fabric, model, mine, partial(stage.loss_sum, model), stage.count, weight)
-        assert total == sum(stage.count(batch) for batch in batches)
-        losses.append(loss)
-        norms.append(loop.optimizer_step(fabric, model, optimizer, clip))
+        update = loop.update(fabric, model, optimizer, mine, partial(stage.loss_sum, model), stage.count, clip, weight)
+        assert update.count == sum(stage.count(batch) for batch in batches)
+        assert update.fault is None
+        losses.append(update.loss)
+        norms.append(update.norm)
     return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in model.parameters()]
 
 

@@ -78,7 +78,8 @@ def test_every_group_is_tested_here():
 
 @pytest.mark.parametrize(("group", "name"), FLAGS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_boolean_takes_every_spelling(group, name):
-    needed = ["--finetune_mode=lora"] if name == "load_in_8bit" else []
+    needs = {"load_in_8bit": "--finetune_mode=lora", "resume_override": "--resume", "keep_best": "--keep_last=2"}
+    needed = [needs[name]] if name in needs else []
     spellings = {
         (f"--{name}",): True,
         (f"--{name}=True",): True,
@@ -118,6 +119,40 @@ def test_model_name_or_path_is_another_name_of_model_name():
 )
 def test_lora_targets_takes_every_spelling(text, expected):
     assert parsed(ModelArgs, "--finetune_mode=lora", f"--lora_targets={text}").lora_target_modules == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h", 10_800), ("90m", 5_400), ("1h30m", 5_400), ("45", 45), ("45s", 45), ("1d2h3m4s", 93_784), ("0", 0)],
+)
+def test_a_time_limit_by_hand(text, seconds):
+    assert parsed(SFTArgs, f"--max_time={text}").max_seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "3 hours", "-1h", "1.5h", "30m1h", "1h 30m"])
+def test_a_time_limit_that_cannot_be_read(capsys, text):
+    assert f"--max_time takes a time such as 3h, 90m or 1h30m, got {text!r}" in refused(capsys, f"--max_time={text}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "resume", "step"),
+    [
+        ([], None, None),
+        (["--resume"], "latest", None),
+        (["--resume", "--seed=1"], "latest", None),
+        (["--resume=True"], "True", None),
+        (["--resume=500"], "500", 500),
+        (["--resume", "500"], "500", 500),
+    ],
+)
+def test_resume_takes_a_step_or_nothing(flags, resume, step):
+    args = parsed(SFTArgs, *flags)
+    assert (args.resume, args.resume_step) == (resume, step)
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "best", "5.5"])
+def test_resume_from_what_is_no_step(capsys, text):
+    assert f"--resume takes a step, got {text!r}" in refused(capsys, f"--resume={text}")
 
 
 def test_lora_targets_may_be_left_to_peft():

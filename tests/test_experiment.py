@@ -7,12 +7,11 @@ import pytest
 from rlhf_stages.args import SFTArgs
 from rlhf_stages.experiment import (
     Experiment,
+    describe,
     digest,
     parent_checkpoint,
     resolve_checkpoint,
     stage_name,
-    write_json,
-    write_text,
 )
 
 from helpers import make_tokenizer, save_causal
@@ -20,7 +19,7 @@ from helpers import make_tokenizer, save_causal
 
 def create(directory, stage="sft", overwrite=False, **parents):
     arguments = {"train_args": SFTArgs(seed=7), "data_args": {"dataset": "toy"}}
-    return Experiment.create(directory, stage=stage, overwrite=overwrite, arguments=arguments, parents=parents)
+    return Experiment.create(directory, describe(stage, arguments, {"a.pt": "12ab"}, parents), overwrite=overwrite)
 
 
 def save(experiment, step, text="weights"):
@@ -29,7 +28,9 @@ def save(experiment, step, text="weights"):
         (folder / "adapter").mkdir()
         (folder / "adapter" / "model.safetensors").write_text(text)
 
-    return experiment.save_checkpoint(step, write)
+    folder = experiment.checkpoints.publish(step, [write])
+    experiment.point_to("latest", step)
+    return folder
 
 
 def files(folder):
@@ -54,7 +55,7 @@ def test_an_existing_run_is_left_alone(tmp_path):
     experiment = create(tmp_path / "run")
     save(experiment, 1)
     before = files(experiment.dir)
-    with pytest.raises(FileExistsError, match=r"run holds a run already; choose another --experiment_name, or replace"):
+    with pytest.raises(FileExistsError, match=r"run holds a run already; continue it with --resume, choose another"):
         create(tmp_path / "run")
     assert files(experiment.dir) == before
 
@@ -88,7 +89,7 @@ def test_checkpoints_are_named_by_step_and_the_last_is_latest(tmp_path):
     experiment = create(tmp_path / "run")
     assert save(experiment, 5) == experiment.dir / "checkpoints" / "step-000005"
     save(experiment, 12)
-    experiment.mark_best(5)
+    experiment.point_to("best", 5)
     assert (experiment.dir / "latest").read_text() == "step-000012\n"
     assert (experiment.dir / "best").read_text() == "step-000005\n"
     assert files(experiment.dir) == [
@@ -96,8 +97,10 @@ def test_checkpoints_are_named_by_step_and_the_last_is_latest(tmp_path):
         "best",
         "checkpoints/step-000005/adapter/model.safetensors",
         "checkpoints/step-000005/config.json",
+        "checkpoints/step-000005/manifest.json",
         "checkpoints/step-000012/adapter/model.safetensors",
         "checkpoints/step-000012/config.json",
+        "checkpoints/step-000012/manifest.json",
         "latest",
     ]
 
@@ -114,7 +117,7 @@ def test_a_save_that_breaks_half_way_leaves_what_was_there(tmp_path, step, error
         raise error
 
     with pytest.raises(type(error)):
-        experiment.save_checkpoint(step, write)
+        experiment.checkpoints.publish(step, [write])
     assert files(experiment.dir) == before
     assert [path.name for path in (experiment.dir / "checkpoints").iterdir()] == ["step-000001"]
     checkpoint = resolve_checkpoint(experiment.dir)
@@ -128,7 +131,7 @@ def test_what_a_killed_save_left_behind_is_neither_read_nor_in_the_way(tmp_path)
     half.mkdir()
     (half / "junk").touch()
     assert resolve_checkpoint(experiment.dir).name == "step-000001"
-    assert files(save(experiment, 2)) == ["adapter/model.safetensors", "config.json"]
+    assert files(save(experiment, 2)) == ["adapter/model.safetensors", "config.json", "manifest.json"]
     assert not half.exists()
 
 
@@ -138,27 +141,10 @@ def test_the_same_step_again_replaces_its_checkpoint(tmp_path):
     assert (save(experiment, 1, "new") / "adapter" / "model.safetensors").read_text() == "new"
 
 
-def test_text_files_are_written_in_one_piece(tmp_path, monkeypatch):
-    write_text(tmp_path / "latest", "old")
-    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_text(tmp_path / "latest", "new")
-    assert (tmp_path / "latest").read_text() == "old\n"
-
-
-def test_json_keeps_paths_and_letters(tmp_path):
-    write_json(tmp_path / "a.json", {"path": tmp_path, "text": "naïve 答案"})
-    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {
-        "path": str(tmp_path),
-        "text": "naïve 答案",
-    }
-    assert "答案" in (tmp_path / "a.json").read_text(encoding="utf-8")
-
-
 def test_samples_are_lines_of_json(tmp_path):
     experiment = create(tmp_path / "run")
     for step in (1, 2):
-        experiment.append_sample({"step": step, "prompt": "two\nlines", "response": "答案"})
+        experiment.append("samples.jsonl", {"step": step, "prompt": "two\nlines", "response": "答案"})
     lines = (experiment.dir / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
@@ -175,8 +161,8 @@ def test_an_experiment_means_its_latest_checkpoint(tmp_path):
     experiment = create(tmp_path / "run")
     for step in (2, 10, 9):
         save(experiment, step)
-    assert resolve_checkpoint(experiment.dir) == experiment.checkpoint(9)
-    assert resolve_checkpoint(str(experiment.checkpoint(2))) == experiment.checkpoint(2)
+    assert resolve_checkpoint(experiment.dir) == experiment.checkpoints.path(9)
+    assert resolve_checkpoint(str(experiment.checkpoints.path(2))) == experiment.checkpoints.path(2)
 
 
 def test_a_model_folder_means_itself(tmp_path):

@@ -8,21 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from safetensors.torch import load_file
 from torch import nn
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, ModelArgs, TrainArgs
-from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.data.info import DataInfo
-from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.loading import load_causal
 
 from helpers import (
     ROOT,
-    left_padded,
     make_tokenizer,
     read_metrics,
     run_stage,
@@ -39,132 +38,10 @@ def fabric():
     return loop.start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
 
 
-def rank_of(rank, world_size):
-    """As much of a Fabric as the order of the data needs."""
-    return SimpleNamespace(global_rank=rank, world_size=world_size, device=torch.device("cpu"))
-
-
-def prompt_shard(folder, count):
-    """Prompt i is [i + 1] * (i + 1)."""
-    writer = ShardWriter()
-    for i in range(count):
-        writer.add([i + 1] * (i + 1), [[50]])
-    writer.save(folder / "shard.pt")
-    return open_shard(folder / "shard.pt")
-
-
-def collate_numbers(records):
-    return PromptBatch(*left_padded([record.prompt.tolist() for record in records], 0))
-
-
-def drawn(batch):
-    return batch.input_ids[:, -1].tolist()
-
-
-# Order of the data
-
-
-windows = partial(loop.epoch_windows, micro=2, seed=7, epoch=0)
-
-
-def flat(steps):
-    return [index for step in steps for micro in step for index in micro]
-
-
-def test_nothing_is_dropped_and_the_last_step_is_smaller():
-    steps = windows(10, mini=4)
-    assert sorted(flat(steps)) == list(range(10))
-    assert [[len(micro) for micro in step] for step in steps] == [[2, 2], [2, 2], [2]]
-
-
-def test_a_micro_batch_does_not_reach_into_the_next_step():
-    steps = loop.epoch_windows(11, mini=6, micro=6, seed=0, epoch=0)
-    assert [[len(micro) for micro in step] for step in steps] == [[6], [5]]
-    steps = loop.epoch_windows(7, mini=3, micro=2, seed=0, epoch=0)
-    assert [[len(micro) for micro in step] for step in steps] == [[2, 1], [2, 1], [1]]
-    assert sorted(flat(steps)) == list(range(7))
-
-
-@pytest.mark.parametrize("count", [10, 11])
-def test_two_ranks_share_the_samples(count):
-    ranks = [windows(count, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
-    assert len(flat(ranks[0])) == len(flat(ranks[1])) == (count + 1) // 2
-    assert [len(step) for step in ranks[0]] == [len(step) for step in ranks[1]]  # no rank waits for another
-    together = flat(ranks[0]) + flat(ranks[1])
-    assert set(together) == set(range(count))
-    assert len(together) - len(set(together)) == count % 2  # one sample comes twice where the count is odd
-
-
-def test_a_step_sees_the_same_samples_however_many_ranks_there_are():
-    one = windows(12, mini=4)
-    two = [windows(12, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
-    four = [windows(12, mini=1, rank=rank, world_size=4) for rank in range(4)]
-    for ranks in (two, four):
-        for step, expected in enumerate(one):
-            assert sorted(flat([ranks_steps[step] for ranks_steps in ranks])) == sorted(flat([expected]))
-
-
-def test_more_ranks_than_samples():
-    ranks = [windows(2, mini=4, rank=rank, world_size=5) for rank in range(5)]
-    assert [len(flat(steps)) for steps in ranks] == [1] * 5
-    assert {index for steps in ranks for index in flat(steps)} == {0, 1}
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    order = partial(loop.epoch_windows, 30, mini=4, micro=2)
-    assert order(seed=1, epoch=0) == order(seed=1, epoch=0)
-    seen = {tuple(flat(order(seed=seed, epoch=epoch))) for seed in range(3) for epoch in range(3)}
-    assert len(seen) == 9
-
-
-def plan_of(fabric, count, **changes):
-    args = TrainArgs(**{"mini_batch_size": 4, "micro_batch_size": 2, **changes})
-    return loop.Plan(fabric, args, count, mini=args.mini_batch_size, micro=args.micro_batch_size)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_plan_walks_every_record_once_per_epoch(tmp_path, fabric, workers):
-    plan = plan_of(fabric, 10, epochs=2, num_workers=workers)
-    steps = list(plan.steps(prompt_shard(tmp_path, 10), collate_numbers))
-    assert plan.total_steps == len(steps) == 6
-    epochs = [[number for step in part for batch in step for number in drawn(batch)] for part in (steps[:3], steps[3:])]
-    assert all(sorted(epoch) == list(range(1, 11)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    assert [[len(batch.input_ids) for batch in step] for step in steps[:3]] == [[2, 2], [2, 2], [2]]
-
-
-@pytest.mark.parametrize("max_steps", [1, 3, 4, 6, 99])
-def test_plan_stops_at_max_steps_with_the_same_beginning(tmp_path, fabric, max_steps):
-    shard = prompt_shard(tmp_path, 10)
-    everything = [
-        [drawn(batch) for batch in step] for step in plan_of(fabric, 10, epochs=2).steps(shard, collate_numbers)
-    ]
-    plan = plan_of(fabric, 10, epochs=2, max_steps=max_steps)
-    steps = [[drawn(batch) for batch in step] for step in plan.steps(shard, collate_numbers)]
-    assert steps == everything[:max_steps]
-    assert plan.total_steps == min(max_steps, 6)
-
-
-@pytest.mark.parametrize(("size", "limit"), [(3, None), (4, None), (3, 2), (1, 5), (100, None)])
-def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit):
-    shard = prompt_shard(tmp_path, 11)
-    seen = [
-        drawn(batch)
-        for rank in (0, 1)
-        for batch in loop.validation_batches(shard, size, collate_numbers, rank_of(rank, 2), limit)
-    ]
-    numbers = [number for batch in seen for number in batch]
-    assert sorted(numbers) == list(range(1, 12))[: None if limit is None else size * limit]
-    assert max(map(len, seen)) <= size
-    alone = loop.validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
-    assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
-
-
 def test_no_validation_shard_is_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"no .*preference_validation\.pt: nothing is validated"):
         shard = loop.open_validation(tmp_path, "preference_validation.pt", responses=2, vocab_size=10)
     assert shard is None
-    assert list(loop.validation_batches(shard, 2, collate_numbers, rank_of(0, 1), None)) == []
 
 
 def test_prompts_of_their_own_come_before_those_of_fine_tuning(tmp_path):
@@ -353,24 +230,91 @@ def test_a_step_in_which_nothing_counts(fabric):
     assert (loss.item(), total.item()) == (0.0, 1)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(fabric):
-    model = nn.Linear(2, 1)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    before = [parameter.clone() for parameter in model.parameters()]
-    loop.accumulate(fabric, model, [torch.full((1, 2), torch.inf)], lambda b: model(b).sum(), lambda b: torch.tensor(1))
-    with pytest.raises(FloatingPointError, match=r"the actor's gradient norm is (inf|nan); lower the learning rate"):
-        loop.optimizer_step(fabric, model, optimizer, 1.0, "actor's")
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+def layer_of(fabric, lr=1.0):
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.zero_()
+    return fabric.setup(layer, torch.optim.Adam(layer.parameters(), lr=lr))
+
+
+def one(batch):
+    return torch.tensor(1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_found(fabric, bad):
+    model, optimizer = layer_of(fabric)
+    batches = [torch.ones(1, 2), torch.full((1, 2), bad), torch.ones(1, 2)]
+    update = loop.update(fabric, model, optimizer, batches, lambda b: model(b.clamp(max=1)).sum() + b.sum(), one, 1.0)
+    assert update.fault == f"the loss is {bad}"
+    assert update.suspects == (1,)
+    assert model.weight[0].tolist() == [0.0, 0.0]
+    assert model.weight.grad is None
+    assert not optimizer.state  # no moment was updated either
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_any_sample_may_be_it(fabric):
+    model, optimizer = layer_of(fabric)
+    root = lambda b: (model(b).sum() + b.sum() - 2).sqrt()  # noqa: E731 (the slope of a root at 0 is infinite)
+    update = loop.update(fabric, model, optimizer, [torch.ones(1, 2), torch.ones(1, 2)], root, one, 1.0)
+    assert update.loss == 0
+    assert update.fault in ("the gradient norm is inf", "the gradient norm is nan")
+    assert update.suspects == (0, 1)
+    assert model.weight[0].tolist() == [0.0, 0.0]
+    assert not optimizer.state
 
 
 def test_clipping_by_hand(fabric):
-    model = nn.Linear(2, 1, bias=False)
-    model.weight.data.zero_()
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    (model(torch.tensor([[3.0, 4.0]]))).sum().backward()  # gradient (3, 4), norm 5
-    assert loop.optimizer_step(fabric, model, optimizer, clip=1.0).item() == pytest.approx(5.0)
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.zero_()
+    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=1.0))
+    # gradient (3, 4), norm 5
+    update = loop.update(fabric, model, optimizer, [torch.tensor([[3.0, 4.0]])], lambda b: model(b).sum(), one, 1.0)
+    assert (update.norm.item(), update.fault, update.suspects) == (pytest.approx(5.0), None, ())
     assert model.weight[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-4)
     assert model.weight.grad is None
+
+
+@pytest.fixture
+def scaled():
+    """A Fabric with the loss scale of 16-mixed; on a CPU it has to be given."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    return Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler)), scaler
+
+
+def test_the_loss_scale_is_taken_off_before_clipping(scaled):
+    fabric, scaler = scaled
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.zero_()
+    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=1.0))
+    update = loop.update(fabric, model, optimizer, [torch.tensor([[3.0, 4.0]])], lambda b: model(b).sum(), one, 1.0)
+    assert update.norm.item() == pytest.approx(5.0)  # and not 5 * 1024
+    assert model.weight[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-3)
+    assert scaler.get_scale() == 1024
+
+
+def test_an_overflow_lowers_the_scale_and_is_no_fault_until_the_scale_is_1(scaled):
+    fabric, scaler = scaled
+    model, optimizer = layer_of(fabric)
+    root = lambda b: (model(b).float().sum() + b.sum() - 2).sqrt()  # noqa: E731
+    for scale in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+        update = loop.update(fabric, model, optimizer, [torch.ones(1, 2)], root, one, 1.0)
+        assert (update.fault, scaler.get_scale()) == (None, scale)
+    update = loop.update(fabric, model, optimizer, [torch.ones(1, 2)], root, one, 1.0)
+    assert update.fault in ("the gradient norm is inf", "the gradient norm is nan")
+    assert model.weight[0].tolist() == [0.0, 0.0]
+    assert not optimizer.state
+    # and a good step after it is taken
+    assert loop.update(fabric, model, optimizer, [torch.ones(1, 2)], lambda b: model(b).sum(), one, 1.0).fault is None
+    assert model.weight[0].tolist() == pytest.approx([-1.0, -1.0], rel=1e-3)
+
+
+def test_a_bad_loss_under_a_loss_scale(scaled):
+    fabric, _ = scaled
+    model, optimizer = layer_of(fabric)
+    for _ in range(2):  # twice: the scaler must be ready for the next step
+        bad = loop.update(fabric, model, optimizer, [torch.ones(1, 2)], lambda b: model(b).sum() * math.nan, one, 1.0)
+        assert bad.fault == "the loss is nan"
+    assert model.weight[0].tolist() == [0.0, 0.0]
 
 
 # The experiment folder
@@ -383,7 +327,7 @@ def info(tmp_path):
 
 def open_it(fabric, info, tmp_path, **changes):
     args = TrainArgs(data_dir=str(info.path), log_dir=str(tmp_path / "experiments"), **changes)
-    return loop.open_experiment(fabric, args, info, "sft", {"train_args": args})
+    return loop.open_experiment(fabric, args, info, "sft", {"train_args": args}, [])
 
 
 def test_the_folder_is_named_after_dataset_run_and_stage(fabric, info, tmp_path):
@@ -394,9 +338,13 @@ def test_the_folder_is_named_after_dataset_run_and_stage(fabric, info, tmp_path)
 
 def test_an_existing_run_is_one_error_on_every_process(fabric, info, tmp_path):
     folder = open_it(fabric, info, tmp_path).dir
-    with pytest.raises(ValueError, match=rf"^{folder} holds a run already; .*--experiment_name.*--overwrite$"):
+    with pytest.raises(
+        ValueError, match=rf"^{folder} holds a run already; .*--resume, .*--experiment_name.*--overwrite$"
+    ):
         open_it(fabric, info, tmp_path)
-    follower = SimpleNamespace(is_global_zero=False, broadcast=lambda problem: f"{folder} holds a run already")
+    follower = SimpleNamespace(
+        is_global_zero=False, broadcast=lambda found: (f"{folder} holds a run already", 0, False)
+    )
     with pytest.raises(ValueError, match="holds a run already"):
         open_it(follower, info, tmp_path)
     assert open_it(fabric, info, tmp_path, overwrite=True).dir == folder
@@ -406,15 +354,6 @@ def test_freeze_is_for_reading_only(fabric, tmp_path):
     model = loop.freeze(fabric, load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs()).train())
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_only_the_first_process_saves_and_finishes(tmp_path):
-    waited = []
-    follower = SimpleNamespace(is_global_zero=False, barrier=lambda: waited.append(True))
-    experiment = SimpleNamespace(dir=tmp_path)  # has no other attribute: touching it would raise
-    loop.save_checkpoint(follower, experiment, 1, nn.Linear(1, 1), make_tokenizer())
-    assert loop.finish(follower, experiment, {}, "") == tmp_path
-    assert waited == [True, True]
 
 
 def test_a_single_device_does_not_warn(tmp_path, fabric):

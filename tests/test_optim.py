@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rlhf_stages.args import TrainArgs
-from rlhf_stages.optim import learning_rate_factor, make_optimizer, warmup_cosine
+from rlhf_stages.optim import learning_rate_factor, make_optimizer, make_schedule
 
 
 def model():
@@ -16,7 +16,7 @@ def model():
 def rates(peak, warmup, total):
     """Learning rate of each step of a run, as the optimizer sees it."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=peak)
-    schedule = warmup_cosine(optimizer, peak, warmup, total)
+    schedule = make_schedule(optimizer, (peak, "cosine", warmup), total)
     seen = []
     for _ in range(total):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -49,7 +49,7 @@ def test_learning_rate_rises_to_the_peak_and_never_again(peak):
 
 
 def test_a_warm_up_longer_than_the_run_is_cut_and_the_peak_is_reached():
-    with pytest.warns(UserWarning, match="--lr_warmup_steps 100 is more than half of the 20 steps; 2 are used"):
+    with pytest.warns(UserWarning, match="a warm-up of 100 steps is more than half of the 20 steps; 2 are used"):
         seen = rates(1e-4, 100, 20)
     assert seen[:3] == pytest.approx([1e-4 / 3, 2e-4 / 3, 1e-4], rel=1e-9)
     assert seen[-1] == pytest.approx(1e-6, rel=1e-9)

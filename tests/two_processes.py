@@ -8,7 +8,8 @@ import torch
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs
-from rlhf_stages.models.forward import unwrap
+from rlhf_stages.keeper import Keeper
+from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import run_stage
@@ -35,18 +36,20 @@ def main(folder):
     stages = {name: stage(folder / f"{name}{rank}") for name, stage in STAGES.items()}
     fabric = loop.start_fabric(FabricArgs(accelerator="cpu", devices="2", strategy="ddp"), seed=42)
     held = {"models": [], "experience": []}
-    save, make = loop.save_checkpoint, rollout_experience.make_experience
+    end_step, make = Keeper.end_step, rollout_experience.make_experience
 
-    def saving(fabric, experiment, step, model, tokenizer):
-        held["models"].append({name: weight.clone() for name, weight in unwrap(model).state_dict().items()})
-        save(fabric, experiment, step, model, tokenizer)
+    def ending(keeper, step, quality):
+        if step == keeper._total_steps:
+            model = policy_of(keeper._models[""])
+            held["models"].append({name: weight.clone() for name, weight in model.state_dict().items()})
+        end_step(keeper, step, quality)
 
     def making(*args):
         experience = make(*args)
         held["experience"].append({**vars(experience.rollout), **vars(experience), "rollout": None})
         return experience
 
-    loop.save_checkpoint, rollout_experience.make_experience = saving, making
+    Keeper.end_step, rollout_experience.make_experience = ending, making
     data, model, runs = folder / "toy" / "tiny", folder / "model", folder / "two"
     sft = run_stage("sft", runs, data, f"--model_name={model}", *TWO, *SFT, "--max_new_tokens=4")
     rm = run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)

@@ -5,6 +5,7 @@ The comment beside a field is its `--help` text. This module must not import tor
 
 import ast
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
+    **dict.fromkeys(("keep_last", "max_skipped_steps"), (1, 2**62)),
     "ignore_index": (-(2**62), -1),
     "top_p": (1e-12, 1),
 }
@@ -150,6 +152,7 @@ class FabricArgs(Args):
     num_nodes: int = 1  # Machines
     strategy: str = "auto"  # auto, ddp, fsdp, deepspeed_stage_2, ...
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # Compute precision; master weights stay fp32
+    deterministic: bool = flag(False)  # On a GPU: the same bits in every run, slower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +200,17 @@ class TrainArgs(Args):
     data_dir: str = "data"  # Folder written by prepare_data.py
     log_dir: str = "experiments"  # Results go to <log_dir>/<dataset>/<experiment_name>/<stage>
     experiment_name: str | None = None  # Name of the run; none: the name of the data folder
-    overwrite: bool = flag(False)  # Replace an existing folder of this run and stage
+    overwrite: bool = flag(False)  # Replace an existing folder of this run and stage; with --resume, if it can't go on
+    # Continue this run from its newest whole checkpoint, or from that of the step given; from nothing if there is none
+    resume: str | None = field(default=None, nargs="?", const="latest", metavar="STEP")
+    resume_override: bool = flag(False)  # Continue although arguments, data or parents changed
+    max_time: str | None = None  # Stop with all saved before this much time is over: 3h, 90m, 1h30m
     seed: int = 42  # Seed of weights, order and sampling; process r adds 100003 r
     epochs: int = 1  # Passes over the training shard
     max_steps: int | None = None  # Stop after this many steps
     save_interval: int = 500  # Steps between checkpoints; the last step always saves
+    keep_last: int | None = None  # Checkpoints that are kept; none: all
+    keep_best: bool = flag(True)  # The best checkpoint is kept however old it is
     eval_interval: int = 100  # Steps between validations; the last step always validates
     log_interval: int = 5  # Steps between log lines
     eval_iters: int | None = None  # Validation batches at most; none: all
@@ -209,6 +218,7 @@ class TrainArgs(Args):
     mini_batch_size: int = 4  # Samples per optimizer step and device
     micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
     gradient_clip_val: float = 1.0  # Largest gradient norm
+    max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
     optimizer: Literal["AdamW", "Adam"] = "AdamW"  # AdamW decays weights apart from the gradient, Adam within it
     optimizer_eps: float = 1e-6  # Adam's epsilon
@@ -222,6 +232,31 @@ class TrainArgs(Args):
             f"--micro_batch_size {self.micro_batch_size} must divide --mini_batch_size {self.mini_batch_size}"
             " (their quotient is the number of accumulation steps)",
         )
+        _ = self.max_seconds, self.resume_step  # a spelling that cannot be read is refused here
+        _require(self.keep_best or self.keep_last is not None, "--keep_best=False only acts with --keep_last")
+        _require(not self.resume_override or self.resume is not None, "--resume_override only acts with --resume")
+
+    @property
+    def resume_step(self) -> int | None:
+        """The step to resume from; None is the newest."""
+        if self.resume in (None, "latest", "True", "true"):
+            return None
+        _require(
+            str(self.resume).isdigit() and int(str(self.resume)) > 0, f"--resume takes a step, got {self.resume!r}"
+        )
+        return int(str(self.resume))
+
+    @property
+    def max_seconds(self) -> float | None:
+        """The time limit in seconds."""
+        if self.max_time is None:
+            return None
+        parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", self.max_time)
+        _require(
+            bool(parts and self.max_time), f"--max_time takes a time such as 3h, 90m or 1h30m, got {self.max_time!r}"
+        )
+        units = zip(parts.groups(), (86_400, 3_600, 60, 1), strict=True) if parts else ()
+        return float(sum(int(count or 0) * unit for count, unit in units))
 
     @property
     def run_name(self) -> str:
@@ -237,6 +272,11 @@ class SFTArgs(TrainArgs):
     lr_warmup_steps: int = 100  # Steps of linear warm-up
     label_smoothing: float = 0.0  # Probability mass spread over all tokens, 0 to 1
     use_targets: bool = flag(False)  # Loss on the response only; False: on the prompt too
+
+    @property
+    def rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps."""
+        return self.learning_rate, "cosine", self.lr_warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +295,11 @@ class RMArgs(TrainArgs):
     def reward_loss(self) -> str:
         """The loss by its one name."""
         return "per_sample" if self.loss_type == "per_token" else self.loss_type
+
+    @property
+    def rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps."""
+        return self.learning_rate, "cosine", self.lr_warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +437,11 @@ class DPOArgs(TrainArgs):
             f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
             " would teach nothing or their opposite; it must be below 0.5",
         )
+
+    @property
+    def rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps."""
+        return self.learning_rate, "cosine", self.lr_warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True)

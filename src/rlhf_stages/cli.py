@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import re
 import sys
+import time
 import typing
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,27 @@ from typing import Any
 
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
+
+# the start of the program, near enough: scripts import this module before anything large
+STARTED = time.monotonic()
+# a run that was stopped and can be continued with --resume (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 75
+
+
+class Interrupted(Exception):
+    """The run was stopped from outside, and saved.
+
+    Args:
+        is_first: this is the first process. The others end with 0, for launchers kill all when one of them does not.
+    """
+
+    def __init__(self, message: str, is_first: bool = True) -> None:
+        super().__init__(message)
+        self.exit_code = EXIT_INTERRUPTED if is_first else 0
+
+
+class Finished(Exception):
+    """There is nothing left to do."""
 
 
 class HelpFormatter(SimpleHelpFormatter):  # type: ignore[misc]
@@ -96,10 +118,21 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2."""
+    """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2.
+
+    A run that was interrupted and saved ends with exit code 75, Ctrl-C before there was anything to save with 130.
+    """
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         main()
-    except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
+    except Interrupted as stop:
+        if stop.exit_code:
+            print(f"{stop}; the same command with --resume continues", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
+    except Finished as done:
+        print(done)
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

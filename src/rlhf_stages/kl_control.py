@@ -1,5 +1,6 @@
 """KL coefficient: fixed, or steered towards a target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -9,19 +10,26 @@ class FixedKL:
 
     coeff: float
 
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs."""
+        return {"coeff": self.coeff}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with the coefficient of a run that is resumed."""
+        self.coeff = state["coeff"]
+
     def update(self, kl: float, samples: int) -> None:
         """Nothing to do."""
 
 
 @dataclass
-class HorizonKL:
+class HorizonKL(FixedKL):
     """Proportional controller (Ziegler et al. 2019, section 2.2).
 
     Each update multiplies the coefficient by 1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon. More samples
     than the horizon count as the horizon, so that the coefficient never changes its sign.
     """
 
-    coeff: float
     target: float
     horizon: int
     clip: float = 0.2
@@ -33,13 +41,12 @@ class HorizonKL:
 
 
 @dataclass
-class ErrorKL:
+class ErrorKL(FixedKL):
     """Proportional controller without a horizon (RL4LMs, Ramamurthy et al. 2022; OpenRL).
 
     Each update multiplies the coefficient by 1 + rate * clip(kl / target - 1, -0.2, 0.2): by 2 % at most.
     """
 
-    coeff: float
     target: float
     rate: float = 0.1
     clip: float = 0.2
@@ -49,10 +56,7 @@ class ErrorKL:
         self.coeff *= 1 + self.rate * min(max(kl / self.target - 1, -self.clip), self.clip)
 
 
-KLControl = FixedKL | HorizonKL | ErrorKL
-
-
-def make_kl_control(kind: str, coeff: float, target: float, horizon: int) -> KLControl:
+def make_kl_control(kind: str, coeff: float, target: float, horizon: int) -> FixedKL:
     """The controller called `fixed`, `horizon` or `error`, starting at `coeff`."""
     if kind == "horizon":
         return HorizonKL(coeff, target, horizon)

@@ -1,10 +1,10 @@
-"""What the training scripts share besides their story: devices, order of the data, accumulation, cadence."""
+"""What the training scripts share besides their story: devices, accumulation, optimizer steps, cadence."""
 
-import dataclasses
 import logging
+import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,20 +13,18 @@ from lightning.fabric import Fabric, seed_everything
 from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
 
-from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.cli import Finished
 from rlhf_stages.data.info import DataInfo
-from rlhf_stages.data.shards import Record, Shard, open_shard
-from rlhf_stages.experiment import Experiment
-from rlhf_stages.models.forward import unwrap
-from rlhf_stages.models.loading import save_model
+from rlhf_stages.data.shards import Shard, open_shard
+from rlhf_stages.experiment import Experiment, describe
+from rlhf_stages.files import write_json
+from rlhf_stages.interruption import end_with_parent
+from rlhf_stages.plan import SEED_STRIDE
 
 Batch = TypeVar("Batch")
 Module = TypeVar("Module", bound=nn.Module)
-# a prime far above any number of steps, so that the streams of neighbouring seeds and ranks do not meet
-SEED_STRIDE = 100_003
 
 
 def start_fabric(args: FabricArgs, seed: int) -> Fabric:
@@ -36,6 +34,9 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         ValueError: Fabric refuses the combination of flags.
     """
     torch.set_float32_matmul_precision("high")
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     try:
         fabric = Fabric(
@@ -49,6 +50,8 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         raise ValueError(f"--accelerator={args.accelerator} --devices={args.devices}: {error}") from None
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     fabric.launch()
+    if fabric.local_rank != 0 or "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
     seed_everything(seed + SEED_STRIDE * fabric.global_rank, verbose=False)
     return fabric
 
@@ -64,87 +67,6 @@ def _strategy(args: FabricArgs) -> Any:
         # every rank computes the same buffers; broadcasting them would make each validation forward a collective call
         return DDPStrategy(broadcast_buffers=False)
     return args.strategy
-
-
-def epoch_windows(
-    count: int, *, mini: int, micro: int, seed: int, epoch: int, rank: int = 0, world_size: int = 1
-) -> list[list[list[int]]]:
-    """Sample indices of one epoch for one device: a list per optimizer step of its micro-batches.
-
-    The order is a permutation by (seed, epoch) that all devices share; device r takes every world_size-th sample of it,
-    so that step k sees the same samples however many devices there are. Nothing is dropped: the last step is smaller.
-    Where the count does not divide by the devices, the first samples of the order come once more at its end.
-    """
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)).tolist()
-    order += [order[i % count] for i in range(-count % world_size)]
-    mine = order[rank::world_size]
-    return [
-        [mine[i : min(i + micro, start + mini)] for i in range(start, min(start + mini, len(mine)), micro)]
-        for start in range(0, len(mine), mini)
-    ]
-
-
-def update_windows(count: int, args: PPOArgs, step: int) -> list[list[list[int]]]:
-    """Rows of a rollout of `count` responses for each update of a PPO step, over all its epochs."""
-    return [
-        window
-        for epoch in range(args.ppo_epochs)
-        for window in epoch_windows(
-            count,
-            mini=args.mini_batch_size,
-            micro=args.micro_batch_size,
-            seed=args.seed,
-            epoch=step * args.ppo_epochs + epoch,
-        )
-    ]
-
-
-class Plan:
-    """Which samples each optimizer step sees, over all epochs up to `max_steps`."""
-
-    def __init__(self, fabric: Fabric, args: TrainArgs, count: int, *, mini: int, micro: int) -> None:
-        self._fabric = fabric
-        self._args = args
-        self._windows = partial(
-            epoch_windows,
-            count,
-            mini=mini,
-            micro=micro,
-            seed=args.seed,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        )
-        every = args.epochs * len(self._windows(epoch=0))
-        self.total_steps = every if args.max_steps is None else min(every, args.max_steps)
-
-    def steps(self, shard: Shard, collate: Callable[[list[Record]], Batch]) -> Iterator[list[Batch]]:
-        """The micro-batches of each step, on the device."""
-        remaining = self.total_steps
-        for epoch in range(self._args.epochs):
-            windows = self._windows(epoch=epoch)[:remaining]
-            remaining -= len(windows)
-            loader = DataLoader(
-                shard,
-                batch_sampler=[micro for window in windows for micro in window],
-                collate_fn=collate,
-                num_workers=self._args.num_workers,
-                pin_memory=self._fabric.device.type == "cuda",
-            )
-            batches = iter(loader)
-            for window in windows:
-                yield [to_device(next(batches), self._fabric.device) for _ in window]
-
-
-def validation_batches(
-    shard: Shard | None, size: int, collate: Callable[[list[Record]], Batch], fabric: Fabric, limit: int | None
-) -> Iterator[Batch]:
-    """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices."""
-    if shard is None:
-        return
-    stop = len(shard) if limit is None else min(len(shard), limit * size)
-    mine = range(fabric.global_rank, stop, fabric.world_size)
-    for start in range(0, len(mine), size):
-        yield to_device(collate([shard[i] for i in mine[start : start + size]]), fabric.device)
 
 
 def accumulate(
@@ -173,23 +95,58 @@ def accumulate(
     return global_sum(fabric, loss), total
 
 
-def optimizer_step(fabric: Fabric, model: nn.Module, optimizer: Optimizer, clip: float, what: str = "") -> Tensor:
-    """Clip the gradient norm, step, clear.
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer step did: the loss, the count that it is the mean over, and the gradient norm before clipping.
 
-    Returns:
-        The norm before clipping.
-
-    Raises:
-        FloatingPointError: the norm is not finite; the weights are as they were.
+    `fault` says what was not finite, if anything: then the weights are as they were. `suspects` are the micro-batches
+    of this device whose loss was not finite, or all of them if only the gradient was.
     """
+
+    loss: Tensor
+    count: Tensor
+    norm: Tensor
+    fault: str | None = None
+    suspects: tuple[int, ...] = ()
+
+
+def update(
+    fabric: Fabric,
+    model: nn.Module,
+    optimizer: Optimizer,
+    micro_batches: Sequence[Batch],
+    loss_sum: Callable[[Batch], Tensor],
+    count: Callable[[Batch], Tensor],
+    clip: float,
+    weight: float = 1.0,
+) -> Update:
+    """One optimizer step: accumulate (see there), clip the gradient norm, step, clear.
+
+    A loss or gradient that is not finite changes no weight, on no device. With 16-mixed a gradient that overflows is
+    how the loss scale finds its size: such a step is left out too, but is no fault as long as the scale can fall.
+    """
+    parts: list[Tensor] = []
+
+    def noted(batch: Batch) -> Tensor:
+        part = loss_sum(batch)
+        parts.append(part.detach())
+        return part
+
+    loss, total = accumulate(fabric, model, micro_batches, noted, count, weight)
     norm: Any = fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
-    if not torch.isfinite(norm) and getattr(fabric._precision, "scaler", None) is None:
-        raise FloatingPointError(
-            f"the {what} gradient norm is {norm.item()}; lower the learning rate or check the data"
-        )
-    optimizer.step()
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    fault = None
+    if not torch.isfinite(loss):
+        fault = f"the loss is {loss.item()}"
+    elif not torch.isfinite(norm) and (scaler is None or scaler.get_scale() <= 1):
+        fault = f"the gradient norm is {norm.item()}"
+    if fault:
+        optimizer.zero_grad()
+    if fault is None or scaler is not None:  # the scaler has to see every step that it unscaled, and falls
+        optimizer.step()
     optimizer.zero_grad()
-    return torch.as_tensor(norm)
+    suspects = tuple(i for i, part in enumerate(parts) if fault and not torch.isfinite(part))
+    return Update(loss, total, torch.as_tensor(norm), fault, suspects or tuple(range(len(parts))) if fault else ())
 
 
 def global_sum(fabric: Fabric, value: Tensor) -> Tensor:
@@ -198,16 +155,14 @@ def global_sum(fabric: Fabric, value: Tensor) -> Tensor:
     return torch.as_tensor(total)
 
 
+def anywhere(fabric: Fabric, here: bool) -> bool:
+    """Whether something is so on any device."""
+    return bool(global_sum(fabric, torch.tensor(float(here), device=fabric.device)) > 0)
+
+
 def sum_tensors(values: Iterable[Tensor]) -> Tensor:
     """Sum of scalar tensors, at least one."""
     return torch.stack(list(values)).sum()
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A dataclass of tensors on the device."""
-    return dataclasses.replace(
-        batch, **{f.name: getattr(batch, f.name).to(device, non_blocking=True) for f in dataclasses.fields(batch)}
-    )
 
 
 def padding(batches: Sequence[Any]) -> Tensor:
@@ -243,52 +198,67 @@ def open_experiment(
     info: DataInfo,
     stage: str,
     groups: Mapping[str, Any],
+    shards: Sequence[Shard | None],
     parents: Mapping[str, Path] | None = None,
 ) -> Experiment:
-    """Create the folder of this run on the first process; an error there ends all of them.
+    """Create the folder of this run on the first process, or with `--resume` open it; an error there ends all of them.
+
+    Args:
+        shards: what the run reads.
 
     Raises:
-        ValueError: the folder exists (see `Experiment.create`).
+        ValueError: the folder exists, or the run in it cannot be continued. Finished: it has come to its end.
     """
     directory = Path(args.log_dir) / info.dataset / args.run_name / stage
-    problem = None
+    problem, start_step, finished = None, 0, False
     if fabric.is_global_zero:
+        fingerprints = {shard.path.name: shard.fingerprint for shard in shards if shard is not None}
+        content = describe(stage, {**groups, "data_args": info.raw}, fingerprints, parents or {})
         try:
-            Experiment.create(
-                directory,
-                stage=stage,
-                overwrite=args.overwrite,
-                arguments={**groups, "data_args": info.raw},
-                parents=parents or {},
-            )
-        except OSError as error:
+            start_step, finished = _open_folder(directory, args, content)
+        except (OSError, ValueError) as error:
             problem = str(error)
-    problem = fabric.broadcast(problem)
+    problem, start_step, finished = fabric.broadcast((problem, start_step, finished))
     if problem:
         raise ValueError(problem)
-    return Experiment(directory)
+    if finished:
+        raise Finished(f"{directory} is finished; --overwrite runs it again")
+    return Experiment(directory, start_step)
+
+
+def _open_folder(directory: Path, args: TrainArgs, content: dict[str, Any]) -> tuple[int, bool]:
+    """The step that the run in a folder goes on from, 0 for a new one; and whether there is nothing left to do."""
+    if args.resume is None or not (directory / "args.json").is_file():
+        Experiment.create(directory, content, overwrite=args.overwrite)
+        return 0, False
+    experiment = Experiment(directory)
+    try:
+        if not args.resume_override:
+            experiment.check_same_run(content)
+    except ValueError:
+        if not args.overwrite:
+            raise
+        Experiment.create(directory, content, overwrite=True)
+        return 0, False
+    again = args.resume_override or args.resume_step is not None
+    if experiment.finished and not again:
+        if args.overwrite:
+            Experiment.create(directory, content, overwrite=True)
+        return 0, not args.overwrite
+    step, problems = experiment.checkpoint_to_resume(args.resume_step)
+    for problem in problems:
+        warnings.warn(f"passed over: {problem}", stacklevel=2)
+    if step == 0:
+        warnings.warn(f"--resume: {directory} has no whole checkpoint, so the run starts anew", stacklevel=2)
+        Experiment.create(directory, content, overwrite=True)
+        return 0, False
+    experiment.cut_back(step)
+    if args.resume_override:
+        write_json(directory / "args.json", content)
+    return step, False
 
 
 def freeze(fabric: Fabric, model: Module) -> Module:
     """A model that only reads: evaluation mode, no gradients, on the device."""
     model.eval().requires_grad_(False).to(fabric.device)
     return model
-
-
-def save_checkpoint(
-    fabric: Fabric, experiment: Experiment, step: int, model: nn.Module, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Write the checkpoint of a step on the first process; the others wait."""
-    if fabric.is_global_zero:
-        experiment.save_checkpoint(step, lambda folder: save_model(unwrap(model), tokenizer, folder))
-    fabric.barrier()
-
-
-def finish(fabric: Fabric, experiment: Experiment, summary: Mapping[str, Any], next_command: str) -> Path:
-    """Write summary.json and say where everything is and what to run next."""
-    if fabric.is_global_zero:
-        experiment.finish(summary)
-        print("\n".join(f"{name:24} {value:.4g}" for name, value in summary.items()))
-        print(f"experiment               {experiment.dir}\nnext                     {next_command}")
-    fabric.barrier()
-    return experiment.dir

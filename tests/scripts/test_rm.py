@@ -100,7 +100,14 @@ def test_checkpoint_has_the_numbers_that_were_logged_for_ragged_lists(lists, kin
 def test_exact_files_of_a_finished_encoder(lists):
     checkpoint = resolve_checkpoint(lists.runs["bert"])
     found = {path.name for path in checkpoint.iterdir()}
-    assert found == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert found == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "manifest.json",
+        "resume",
+    }
     assert json.loads((checkpoint / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
 
 

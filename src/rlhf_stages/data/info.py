@@ -1,6 +1,5 @@
 """What `args.json` of a data folder says to the stages."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.data.tokenizer import fingerprint
+from rlhf_stages.files import read_json
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,3 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
         ignore_index=raw.get("ignore_index", -1),
         raw=raw,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ValueError: the file is not UTF-8, not JSON, or not an object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also UnicodeDecodeError
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected a JSON object")
-    return content

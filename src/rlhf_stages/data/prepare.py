@@ -11,7 +11,7 @@ import random
 import statistics
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlhf_stages.args import TextDataArgs
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.sources import SPLITS, Judged, Records, Row, ToExample, fraction, judge
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer
+from rlhf_stages.files import write_json, write_text
 
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
@@ -83,7 +84,7 @@ def prepare(
     masking = stages.get("finetune", stages[args.stage])["args"]
     manifest = {"dataset": dataset, "tokenizer": description, "chat_template": chat_template}
     manifest |= {name: masking[name] for name in ("mask_prompt", "ignore_index")} | {"stages": stages}
-    _write_text(folder / "args.json", [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
+    write_json(folder / "args.json", manifest)
     _print_summary(args, counts, order, getattr(records, "first_skipped", None))
     return counts
 
@@ -263,18 +264,7 @@ def _write_skipped(path: Path, rows: list[Row], split: str, texts: IO[str]) -> N
     if first is None:
         path.unlink(missing_ok=True)
     else:
-        _write_text(path, chain(["[\n", first], (",\n" + entry for entry in entries), ["\n]\n"]))
-
-
-def _write_text(path: Path, parts: Iterable[str]) -> None:
-    """Write a file in one piece: temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+        write_text(path, chain(["[\n", first], (",\n" + entry for entry in entries), ["\n]\n"]))
 
 
 def _dropped(counts: Counts) -> dict[str, str]:

@@ -14,9 +14,9 @@ from rlhf_stages.data.shards import Record, Shard
 from rlhf_stages.functional.losses import gather_logprobs, score_at
 from rlhf_stages.functional.masking import masked_sum
 from rlhf_stages.functional.metrics import order_accuracy
-from rlhf_stages.loop import to_device
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
 from rlhf_stages.rollout.samples import sample, text_of
 

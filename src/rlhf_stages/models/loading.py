@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import LoraConfig, TaskType, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -22,10 +23,12 @@ from transformers import (
 )
 
 from rlhf_stages.args import ModelArgs
+from rlhf_stages.models.actor_critic import ActorCritic
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
 
 ADAPTER_DIR = "adapter"
+VALUE_HEAD = "value_head.safetensors"
 
 
 def load_causal(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs) -> Any:
@@ -164,16 +167,31 @@ def _zero_dropouts(owner: Any) -> None:
 def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Write a model folder that loads on its own: config, weights, generation config, tokenizer.
 
-    LoRA adapters are kept under `adapter/`, and merged into the weights beside it.
+    LoRA adapters are kept under `adapter/`, and merged into the weights beside it; the value head of a model that is
+    actor and critic in one is kept in `value_head.safetensors`.
     """
-    hf = model.hf if isinstance(model, ScalarModel) else model
+    if isinstance(model, ActorCritic):
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(model.value_head.state_dict(), directory / VALUE_HEAD)
+    hf = model.hf if isinstance(model, (ScalarModel, ActorCritic)) else model
     if hasattr(hf, "merge_and_unload"):
         hf.save_pretrained(directory / ADAPTER_DIR)
         # merged in a copy: undoing a merge in place would change the weights by rounding
         hf = copy.deepcopy(hf).merge_and_unload()
+    hf.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def restore_model(model: Any, directory: Path) -> None:
+    """Put the weights that `save_model` wrote into a model that was built in the same way."""
+    if isinstance(model, ActorCritic):
+        model.value_head.load_state_dict(load_file(directory / VALUE_HEAD))
+    hf = model.hf if isinstance(model, (ScalarModel, ActorCritic)) else model
+    if hasattr(hf, "merge_and_unload"):
+        set_peft_model_state_dict(hf, load_peft_weights(str(directory / ADAPTER_DIR), device="cpu"))
+        return
     with quiet():
-        hf.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        hf.load_state_dict(type(hf).from_pretrained(directory, dtype=torch.float32).state_dict())
 
 
 def parameter_summary(model: nn.Module) -> str:

@@ -134,12 +134,8 @@ def response_values(critic: nn.Module, texts: Texts) -> Tensor:
     return values.gather(1, texts.places)
 
 
-def check_finite(rollout: Rollout) -> None:
-    """Refuse a rollout with a NaN or an infinity, and say which model it came from.
-
-    Raises:
-        FloatingPointError: there is one.
-    """
+def not_finite(rollout: Rollout) -> tuple[str | None, list[int]]:
+    """What holds a NaN or an infinity, in words, and in which rows; None and no rows if nothing does."""
     sources = {
         "logprobs": "log-probabilities of the actor",
         "ref_logprobs": "log-probabilities of the reference",
@@ -149,11 +145,9 @@ def check_finite(rollout: Rollout) -> None:
     for name, source in sources.items():
         bad = ~torch.isfinite(getattr(rollout, name))
         if bad.any():
-            rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
-            raise FloatingPointError(
-                f"the {source} are not finite for {len(rows)} of {len(bad)} responses (rows {rows[:8]} of the rollout);"
-                " lower the learning rate, or use --precision=bf16-mixed rather than 16-mixed"
-            )
+            rows: list[int] = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
+            return f"the {source} are not finite for {len(rows)} of {len(bad)} responses", rows
+    return None, []
 
 
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:

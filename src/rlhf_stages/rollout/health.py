@@ -6,6 +6,7 @@ Legend: B sequences, R response tokens.
 import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,14 @@ class HealthMonitor:
         self._first: dict[str, float] = {}
         self._said: dict[str, int] = {}
         self._blind_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"first": self._first, "said": self._said, "blind_steps": self._blind_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what a run that is resumed had seen."""
+        self._first, self._said, self._blind_steps = state["first"], state["said"], state["blind_steps"]
 
     def check(self, metrics: Mapping[str, float], step: int) -> list[str]:
         """Warnings about a step, by its metrics (those of `rollout_metrics` as train/..., and of this module)."""

@@ -1,0 +1,163 @@
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlhf_stages import loop
+from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.data.shards import ShardWriter, open_shard
+from rlhf_stages.plan import Plan, epoch_windows, validation_batches
+
+from helpers import left_padded
+
+
+@pytest.fixture
+def fabric():
+    return loop.start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
+
+
+def rank_of(rank, world_size):
+    """As much of a Fabric as the order of the data needs."""
+    return SimpleNamespace(global_rank=rank, world_size=world_size, device=torch.device("cpu"))
+
+
+def prompt_shard(folder, count):
+    """Prompt i is [i + 1] * (i + 1)."""
+    writer = ShardWriter()
+    for i in range(count):
+        writer.add([i + 1] * (i + 1), [[50]])
+    writer.save(folder / "shard.pt")
+    return open_shard(folder / "shard.pt")
+
+
+def collate_numbers(records):
+    return PromptBatch(*left_padded([record.prompt.tolist() for record in records], 0))
+
+
+def drawn(batch):
+    return batch.input_ids[:, -1].tolist()
+
+
+# Order of the data
+
+
+windows = partial(epoch_windows, micro=2, seed=7, epoch=0)
+
+
+def flat(steps):
+    return [index for step in steps for micro in step for index in micro]
+
+
+def test_nothing_is_dropped_and_the_last_step_is_smaller():
+    steps = windows(10, mini=4)
+    assert sorted(flat(steps)) == list(range(10))
+    assert [[len(micro) for micro in step] for step in steps] == [[2, 2], [2, 2], [2]]
+
+
+def test_a_micro_batch_does_not_reach_into_the_next_step():
+    steps = epoch_windows(11, mini=6, micro=6, seed=0, epoch=0)
+    assert [[len(micro) for micro in step] for step in steps] == [[6], [5]]
+    steps = epoch_windows(7, mini=3, micro=2, seed=0, epoch=0)
+    assert [[len(micro) for micro in step] for step in steps] == [[2, 1], [2, 1], [1]]
+    assert sorted(flat(steps)) == list(range(7))
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_two_ranks_share_the_samples(count):
+    ranks = [windows(count, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
+    assert len(flat(ranks[0])) == len(flat(ranks[1])) == (count + 1) // 2
+    assert [len(step) for step in ranks[0]] == [len(step) for step in ranks[1]]  # no rank waits for another
+    together = flat(ranks[0]) + flat(ranks[1])
+    assert set(together) == set(range(count))
+    assert len(together) - len(set(together)) == count % 2  # one sample comes twice where the count is odd
+
+
+def test_a_step_sees_the_same_samples_however_many_ranks_there_are():
+    one = windows(12, mini=4)
+    two = [windows(12, mini=2, rank=rank, world_size=2) for rank in (0, 1)]
+    four = [windows(12, mini=1, rank=rank, world_size=4) for rank in range(4)]
+    for ranks in (two, four):
+        for step, expected in enumerate(one):
+            assert sorted(flat([ranks_steps[step] for ranks_steps in ranks])) == sorted(flat([expected]))
+
+
+def test_more_ranks_than_samples():
+    ranks = [windows(2, mini=4, rank=rank, world_size=5) for rank in range(5)]
+    assert [len(flat(steps)) for steps in ranks] == [1] * 5
+    assert {index for steps in ranks for index in flat(steps)} == {0, 1}
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    order = partial(epoch_windows, 30, mini=4, micro=2)
+    assert order(seed=1, epoch=0) == order(seed=1, epoch=0)
+    seen = {tuple(flat(order(seed=seed, epoch=epoch))) for seed in range(3) for epoch in range(3)}
+    assert len(seen) == 9
+
+
+def plan_of(fabric, count, **changes):
+    args = TrainArgs(**{"mini_batch_size": 4, "micro_batch_size": 2, **changes})
+    return Plan(fabric, args, count, mini=args.mini_batch_size, micro=args.micro_batch_size)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_plan_walks_every_record_once_per_epoch(tmp_path, fabric, workers):
+    plan = plan_of(fabric, 10, epochs=2, num_workers=workers)
+    steps = list(plan.steps(prompt_shard(tmp_path, 10), collate_numbers))
+    assert plan.total_steps == len(steps) == 6
+    assert [step.number for step in steps] == [1, 2, 3, 4, 5, 6]
+    epochs = [[n for step in part for batch in step.batches for n in drawn(batch)] for part in (steps[:3], steps[3:])]
+    assert all(sorted(epoch) == list(range(1, 11)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert [[len(batch.input_ids) for batch in step.batches] for step in steps[:3]] == [[2, 2], [2, 2], [2]]
+    # record i holds the number i + 1
+    assert all([drawn(batch) for batch in s.batches] == [[i + 1 for i in micro] for micro in s.records] for s in steps)
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 4, 6, 99])
+def test_plan_stops_at_max_steps_with_the_same_beginning(tmp_path, fabric, max_steps):
+    shard = prompt_shard(tmp_path, 10)
+    everything = [step.records for step in plan_of(fabric, 10, epochs=2).steps(shard, collate_numbers)]
+    plan = plan_of(fabric, 10, epochs=2, max_steps=max_steps)
+    assert [step.records for step in plan.steps(shard, collate_numbers)] == everything[:max_steps]
+    assert plan.total_steps == min(max_steps, 6)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(3, None), (4, None), (3, 2), (1, 5), (100, None)])
+def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit):
+    shard = prompt_shard(tmp_path, 11)
+    seen = [
+        drawn(batch)
+        for rank in (0, 1)
+        for batch in validation_batches(shard, size, collate_numbers, rank_of(rank, 2), limit)
+    ]
+    numbers = [number for batch in seen for number in batch]
+    assert sorted(numbers) == list(range(1, 12))[: None if limit is None else size * limit]
+    assert max(map(len, seen)) <= size
+    alone = validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
+    assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
+
+
+def test_without_a_shard_nothing_is_validated():
+    assert list(validation_batches(None, 2, collate_numbers, rank_of(0, 1), None)) == []
+
+
+@pytest.mark.parametrize("done", range(7))
+def test_a_plan_goes_on_after_any_step_also_at_the_end_of_an_epoch(tmp_path, fabric, done):
+    shard, plan = prompt_shard(tmp_path, 10), plan_of(fabric, 10, epochs=2)
+    everything = [
+        (step.number, step.records, list(map(drawn, step.batches))) for step in plan.steps(shard, collate_numbers)
+    ]
+    rest = [
+        (step.number, step.records, list(map(drawn, step.batches))) for step in plan.steps(shard, collate_numbers, done)
+    ]
+    assert rest == everything[done:]
+    assert len(rest) == 6 - done
+
+
+def test_reading_the_data_takes_no_random_numbers(tmp_path, fabric):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(plan_of(fabric, 10, epochs=2).steps(prompt_shard(tmp_path, 10), collate_numbers))
+    assert torch.equal(torch.get_rng_state(), before)
