@@ -1,6 +1,7 @@
 """Run by test_loop.py as a script: all stages on two gloo processes, and what each process held of them."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from stage_losses import STAGES, three_steps
 
 # with --mini_batch_size=4 --micro_batch_size=4 on one process the steps see the same samples
 TWO = ["--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_size=1"]
-SFT = ["--max_steps=3", "--learning_rate=1e-2", "--disable_dropout", "--log_interval=1", "--eval_interval=2"]
+SFT = [
+    "--max_steps=3",
+    "--learning_rate=1e-2",
+    "--disable_dropout",
+    "--log_interval=2",
+    "--eval_interval=2",
+    "--save_interval=1",
+]
 RM = [*SFT, "--loss_type=per_sample"]
 DPO = [
     "--max_steps=3", "--learning_rate=1e-2", "--log_interval=1", "--eval_interval=2", "--max_new_tokens=4",
@@ -25,7 +33,8 @@ DPO = [
 DPO_LORA = [*DPO, "--finetune_mode=lora", "--lora_rank=4", "--lora_alpha=16", "--experiment_name=lora"]
 PPO = [
     "--max_steps=2", "--rollout_size=8", "--rollout_mini_batch_size=5", "--max_new_tokens=6", "--log_interval=1",
-    "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--eval_iters=1",
+    "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--eval_iters=1", "--save_interval=1",
+    "--normalize_values",
 ]  # fmt: skip
 
 
@@ -56,6 +65,13 @@ def main(folder):
     run_stage("ppo", runs, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO)
     for flags in (DPO, DPO_LORA):
         run_stage("dpo", runs, data, f"--sft_experiment_dir={sft}", *TWO, *flags)
+    # the same again from a copy that was cut back
+    again = folder / "again"
+    if fabric.is_global_zero:
+        shutil.copytree(runs, again)
+    fabric.barrier()
+    run_stage("sft", again, data, f"--model_name={model}", *TWO, *SFT, "--max_new_tokens=4", "--resume=2")
+    run_stage("ppo", again, data, f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}", *TWO, *PPO, "--resume=1")
     held["steps"] = {name: three_steps(fabric, stage, [3, 2, 1, 2]) for name, stage in stages.items()}
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)

@@ -114,6 +114,8 @@ class Experiment:
         """Take away all checkpoints, samples and notes that came after a step: the run goes on from there."""
         (self.dir / "summary.json").unlink(missing_ok=True)
         self.checkpoints.tidy()
+        for leftover in self.dir.glob(".*"):  # of a small file that was being written
+            leftover.unlink()
         self.point_to("latest", step)
         for later in self.checkpoints.steps():
             if later > step:

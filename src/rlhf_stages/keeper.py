@@ -5,6 +5,7 @@ one that was not: weights, optimizers, schedules, controllers, running statistic
 and the number of the step (which samples come next follows from that and the seed).
 """
 
+import json
 import math
 import threading
 import time
@@ -185,7 +186,8 @@ class Keeper:
         self._wait()
         self._tracker.flush()
         parts = {name: on_host(part.state_dict()) for name, part in self._parts.items()}
-        state = {"progress": asdict(self.progress), "devices": devices}
+        # as text, so that equal states are equal bytes: pickle writes which strings are one object, too
+        state = {"progress": json.dumps(asdict(self.progress)), "devices": devices}
         writers = [partial(_write_model, on_host(unwrap(m)), self._tokenizer, name) for name, m in self._models.items()]
         # one file each: an optimizer is twice the size of its model, and they are written side by side
         writers += [partial(write_state, content, name) for name, content in {**parts, "state": state}.items()]
@@ -233,7 +235,7 @@ class Keeper:
     def _resume(self, folder: Path) -> None:
         """Take over everything from a checkpoint."""
         state = read_state(folder, "state")
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress(**json.loads(state["progress"]))
         for name, model in self._models.items():
             restore_model(unwrap(model), folder / name)
         for name, part in self._parts.items():
