@@ -25,7 +25,7 @@ MODEL_FILE := $(if $(filter models/%,$(MODEL)),$(MODEL)/config.json)
 config = $(addprefix --config=,$(wildcard configs/$(DATASET)/$(1).yaml))
 PREPARE := $(PY) data_prep/$(DATASET)/prepare_data.py $(call config,prepare) --destination_dir=$(DATA) \
 	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
-STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --overwrite
+STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --resume --overwrite
 # a dataset with prompts for PPO alone has a third share
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)

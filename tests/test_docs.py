@@ -1,4 +1,4 @@
-"""What docs/correctness.md promises is there."""
+"""The tests that docs/ name are there."""
 
 import re
 
@@ -6,8 +6,28 @@ import pytest
 
 from helpers import ROOT
 
-TEXT = (ROOT / "docs" / "correctness.md").read_text(encoding="utf-8")
-ROWS = {m[1]: m[2] for m in re.finditer(r"^\| ([ABS][\w.]+) \| (.+) \|$", TEXT, re.MULTILINE)}
+DOCS = ROOT / "docs"
+ROWS = {
+    m[1]: m[2]
+    for m in re.finditer(
+        r"^\| ([ABS][\w.]+) \| (.+) \|$", (DOCS / "correctness.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+}
+PROMISES = [
+    (path.stem, m[1], m[2])
+    for path in (DOCS / "reliability.md", DOCS / "security.md")
+    if path.is_file()
+    for m in re.finditer(r"^\| (.+) \| (`[\w/]+\.py::.+) \|$", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+def has_tests(cell):
+    """All the tests that a cell names exist; returns how many."""
+    tests = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+    for file, test in tests:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"\ndef {test}(" in source, f"{file} has no {test}"
+    return len(tests)
 
 
 def test_every_entry_of_the_lists_has_a_row():
@@ -21,8 +41,14 @@ def test_every_entry_of_the_lists_has_a_row():
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_names_a_test_or_a_reason(name):
     cell = ROWS[name].split(" | ", 1)[1]
-    tests = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
     assert len(cell) > 10
-    for file, test in tests:
-        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
-        assert f"\ndef {test}(" in source, f"{file} has no {test}"
+    has_tests(cell)
+
+
+@pytest.mark.parametrize(("page", "promise", "cell"), PROMISES, ids=lambda text: text[:40])
+def test_every_promise_names_its_test(page, promise, cell):
+    assert has_tests(cell) > 0
+
+
+def test_the_promises_are_found():
+    assert sum(page == "reliability" for page, *_ in PROMISES) > 20

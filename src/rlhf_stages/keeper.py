@@ -166,7 +166,7 @@ class Keeper:
         return self._experiment.dir
 
     def _close(self) -> None:
-        self._wait()
+        self.wait()
         self._interruption.close()
         self._tracker.close()
         self._fabric.barrier()
@@ -183,7 +183,7 @@ class Keeper:
         devices = [self._fabric.broadcast(local, src=rank) for rank in range(self._fabric.world_size)]
         if not self._is_first:
             return
-        self._wait()
+        self.wait()
         self._tracker.flush()
         parts = {name: on_host(part.state_dict()) for name, part in self._parts.items()}
         # as text, so that equal states are equal bytes: pickle writes which strings are one object, too
@@ -219,7 +219,7 @@ class Keeper:
                 if old == best_step:
                     (self._experiment.dir / "best").unlink(missing_ok=True)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Until the last save is on the disk."""
         if self._writer is not None:
             self._writer.join()
