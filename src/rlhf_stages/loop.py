@@ -141,9 +141,8 @@ def update(
     elif not torch.isfinite(norm) and (scaler is None or scaler.get_scale() <= 1):
         fault = f"the gradient norm is {norm.item()}"
     if fault:
-        optimizer.zero_grad()
-    if fault is None or scaler is not None:  # the scaler has to see every step that it unscaled, and falls
-        optimizer.step()
+        optimizer.zero_grad()  # a step without gradients changes nothing, and a loss scale has to see every step
+    optimizer.step()
     optimizer.zero_grad()
     suspects = tuple(i for i, part in enumerate(parts) if fault and not torch.isfinite(part))
     return Update(loss, total, torch.as_tensor(norm), fault, suspects or tuple(range(len(parts))) if fault else ())
