@@ -178,9 +178,8 @@ def main(argv: list[str] | None = None) -> Path:
         progress.first = validate(step=0)
     for step, prompt_batches, records in plan.steps(shard, collate, progress.step):
         if step == 1 and args.self_check:
-            checked = self_check(
-                actor, reference, prompt_batches[0], rollout_args, sampler, tokenizer.pad_token_id, fabric
-            )
+            some = prompt_batches[0].first(args.micro_batch_size)
+            checked = self_check(actor, reference, some, rollout_args, sampler, tokenizer.pad_token_id, fabric)
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         started = time.perf_counter()
         rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])

@@ -15,6 +15,8 @@ from rlhf_stages.data.shards import Record
 
 EOS = 2
 
+from helpers import left_padded
+
 
 def record(prompt, *responses, truncated=None, targets=None, ratings=None):
     return Record(
@@ -168,3 +170,11 @@ def test_pad_right_and_left_mirror_each_other():
     assert lengths.tolist() == [3, 1]
     left = pad_left([row.flip(0) for row in rows], 9)
     assert left.input_ids.flip(1).tolist() == right.tolist()
+
+
+def test_the_first_prompts_lose_the_padding_that_is_in_all_of_them():
+    ids, mask = left_padded([[4], [5, 6], [7, 8, 9]], pad=3)
+    some = PromptBatch(ids, mask).first(2)
+    assert some.input_ids.tolist() == [[3, 4], [5, 6]]
+    assert some.attention_mask.tolist() == [[False, True], [True, True]]
+    assert PromptBatch(ids, mask).first(9).input_ids.tolist() == ids.tolist()

@@ -51,6 +51,12 @@ class PromptBatch:
     input_ids: Tensor
     attention_mask: Tensor
 
+    def first(self, count: int) -> "PromptBatch":
+        """The first prompts, with the columns that are padding in all of them cut away."""
+        ids, mask = self.input_ids[:count], self.attention_mask[:count]
+        longest = int(mask.sum(1).max())
+        return PromptBatch(ids[:, ids.shape[1] - longest :], mask[:, mask.shape[1] - longest :])
+
     def repeat(self, times: int) -> "PromptBatch":
         """Each prompt `times` times in a row."""
         return PromptBatch(
