@@ -13,9 +13,9 @@ from rlhf_stages.data.collate import (
 )
 from rlhf_stages.data.shards import Record
 
-EOS = 2
-
 from helpers import left_padded
+
+EOS = 2
 
 
 def record(prompt, *responses, truncated=None, targets=None, ratings=None):
