@@ -16,6 +16,11 @@ from rlhf_stages.rollout.collect import Rollout
 
 QUIET_STEPS = 20  # a warning is not repeated within this many steps
 PERCENTILES = (5, 50, 95)
+# what later steps are compared with the first step's
+_COMPARED = (
+    *("health/distinct_2", "health/duplicate_percentage", "train/response_length", "train/reward_mean"),
+    "train/cut_off_percentage",
+)
 
 
 def health_metrics(rollout: Rollout) -> dict[str, Tensor]:
@@ -61,7 +66,7 @@ class HealthMonitor:
 
     def check(self, metrics: Mapping[str, float], step: int) -> list[str]:
         """Warnings about a step, by its metrics (those of `rollout_metrics` as train/..., and of this module)."""
-        self._first = self._first or dict(metrics)
+        self._first = self._first or {name: metrics[name] for name in _COMPARED}
         variance = metrics.get("info/explained_variance")
         self._blind_steps = self._blind_steps + 1 if variance is not None and variance <= 0 else 0
         found = {
