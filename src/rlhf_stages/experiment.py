@@ -64,11 +64,11 @@ class Experiment:
                 )
             if not (directory / "args.json").is_file():
                 raise FileExistsError(f"{directory} is not an experiment folder (no args.json), so it is not replaced")
-            # args.json goes last: what a kill leaves behind half-removed can still be replaced
-            for path in sorted(directory.iterdir(), key=lambda path: path.name == "args.json"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+            for path in directory.iterdir():
+                if path.name != "args.json":  # so that what a kill leaves half-removed can still be replaced
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_json(directory / "args.json", content)
+        (directory / "checkpoints").mkdir(exist_ok=True)
         return cls(directory)
 
     def check_same_run(self, content: Mapping[str, Any]) -> None:

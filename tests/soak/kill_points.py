@@ -114,7 +114,8 @@ def kill_point(world: World, kind: str, phase: str, nth: int, seed: int, runs: P
         if code == 0:
             break
         if code != -signal.SIGKILL:
-            return {"kind": kind, "phase": phase, "killed": killed, "different": [f"exit code {code}"]}
+            end = (runs / "log").read_text(encoding="utf-8", errors="replace")[-1500:]
+            return {"kind": kind, "phase": phase, "killed": killed, "different": [f"exit code {code}: {end}"]}
         kills += 1
     different = differences(world.undisturbed(kind), folder)
     return {"kind": kind, "phase": phase, "killed": killed, "inside": inside, "resumed": had > 0, "kills": kills,
