@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.tracking import Averages, Tracker
 
     fabric = loop.start_fabric(FabricArgs(devices="1"), seed=1)
-    train_args, parts, prepared = SFTArgs(save_interval=1, keep_last=1), {}, {}
+    train_args, parts, prepared = SFTArgs(save_interval=1), {}, {}
     for name, model in make_models(args.geometry, fabric.device).items():
         prepared[name], optimizer, schedule = set_up(fabric, model, train_args, train_args.rate, 1000)
         for parameter in model.parameters():
@@ -91,6 +91,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             started = time.perf_counter()
             check_whole(experiment.checkpoints.path(step), resumable=True)
             seconds["checked"].append(time.perf_counter() - started)
+            if step > 1:
+                experiment.checkpoints.remove(step - 1)
         size = sum(path.stat().st_size for path in experiment.checkpoints.path(args.saves).rglob("*") if path.is_file())
         tracker.close()
     device = torch.cuda.get_device_name() if fabric.device.type == "cuda" else "cpu"

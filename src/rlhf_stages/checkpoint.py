@@ -20,7 +20,7 @@ from rlhf_stages.files import flush, read_json, write_json
 MANIFEST = "manifest.json"
 RESUME_DIR = "resume"
 _NAME = re.compile(r"step-(\d{6,})")
-# files are written and summed at the same time; more threads than this only wait for the disk
+# files are written and read back side by side; more threads than this only wait for the disk
 _THREADS = 4
 
 
@@ -42,6 +42,10 @@ class Checkpoints:
     def publish(self, step: int, writers: Sequence[Callable[[Path], None]]) -> Path:
         """Let the writers fill a folder side by side; once all of it is on the disk it gets its name.
 
+        Args:
+            writers: each is called with a folder of its own, and what it leaves there goes into the checkpoint. The
+                first ones start first: those that take long.
+
         Raises:
             OSError: it could not be written, say because the disk is full; what was there before is as it was.
         """
@@ -49,15 +53,20 @@ class Checkpoints:
         temporary, old = target.with_name(f".{target.name}"), target.with_name(f".{target.name}.old")
         for leftover in (temporary, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        parts = [temporary / f".part-{i}" for i in range(len(writers))]
         try:
+            for part in parts:
+                part.mkdir(parents=True)
             with ThreadPoolExecutor(_THREADS) as pool:
-                for written in [pool.submit(writer, temporary) for writer in writers]:
-                    written.result()
-                files = sorted(path for path in temporary.rglob("*") if path.is_file())
-                sums = pool.map(_flush_and_sum, files)
-                content = {str(path.relative_to(temporary)): sum for path, sum in zip(files, sums, strict=True)}
-            write_json(temporary / MANIFEST, {"files": content})
+                sums: dict[str, Any] = {}
+                for written in [pool.submit(_write, *job) for job in zip(writers, parts, strict=True)]:
+                    sums |= written.result()
+            for part in parts:
+                for name in _files(part):
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                    (part / name).rename(temporary / name)
+                shutil.rmtree(part)
+            write_json(temporary / MANIFEST, {"files": dict(sorted(sums.items()))})
             for folder in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
                 flush(folder)
         except BaseException:
@@ -125,9 +134,18 @@ def _problem(folder: Path, name: str, entry: dict[str, Any]) -> str | None:
     return None
 
 
-def _flush_and_sum(path: Path) -> dict[str, Any]:
-    flush(path)
-    return {"size": path.stat().st_size, "sha256": _sum(path)}
+def _write(writer: Callable[[Path], None], folder: Path) -> dict[str, Any]:
+    """Write, wait for the disk, and read back; the sums of the files."""
+    writer(folder)
+    sums = {}
+    for name in _files(folder):
+        flush(folder / name)
+        sums[name] = {"size": (folder / name).stat().st_size, "sha256": _sum(folder / name)}
+    return sums
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _sum(path: Path) -> str:

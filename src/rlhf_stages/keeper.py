@@ -188,9 +188,11 @@ class Keeper:
         parts = {name: on_host(part.state_dict()) for name, part in self._parts.items()}
         # as text, so that equal states are equal bytes: pickle writes which strings are one object, too
         state = {"progress": json.dumps(asdict(self.progress)), "devices": devices}
-        writers = [partial(_write_model, on_host(unwrap(m)), self._tokenizer, name) for name, m in self._models.items()]
         # one file each: an optimizer is twice the size of its model, and they are written side by side
-        writers += [partial(write_state, content, name) for name, content in {**parts, "state": state}.items()]
+        writers = [partial(write_state, content, name) for name, content in {**parts, "state": state}.items()]
+        writers += [
+            partial(_write_model, on_host(unwrap(m)), self._tokenizer, name) for name, m in self._models.items()
+        ]
         step, best_step = self.progress.step, self.progress.best_step
         self._writer = threading.Thread(target=self._write, args=(step, best_step, writers), name="checkpoint")
         self._writer.start()

@@ -59,17 +59,16 @@ class Averages:
         for name, value in values.items():
             if name not in self._metrics:
                 self._metrics[name] = self._new_metric()
-            try:
-                if self._lenient:
-                    value = torch.as_tensor(value, dtype=torch.float32, device=self._fabric.device)
-                    finite = torch.isfinite(value)
-                    self._metrics[name].update(torch.where(finite, value, 0), finite * weight)
-                else:
-                    self._metrics[name].update(value, weight)
-            except RuntimeError:
+            value = torch.as_tensor(value, dtype=torch.float32, device=self._fabric.device)
+            if self._lenient:
+                finite = torch.isfinite(value)
+                self._metrics[name].update(torch.where(finite, value, 0), finite * weight)
+                continue
+            if value.isnan().any():
                 raise FloatingPointError(
                     f"{name} is not a number (NaN); lower the learning rate, or check the data and the starting weights"
-                ) from None
+                )
+            self._metrics[name].update(value, weight)
 
     def so_far(self, name: str) -> float:
         """The mean of one name over every device, 0 if there is none; nothing starts anew."""
@@ -94,7 +93,7 @@ class Averages:
         self._metrics = {name: self._new_metric() for name in state}
         for name, metric in self._metrics.items():
             metric.update(0.0, 0.0)  # or it would warn that it was never updated
-            metric.load_state_dict(state[name])
+            metric.load_state_dict({key: value.to(self._fabric.device) for key, value in state[name].items()})
 
     def _new_metric(self) -> MeanMetric:
         metric = MeanMetric(nan_strategy="error").to(self._fabric.device)
