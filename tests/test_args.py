@@ -21,7 +21,7 @@ from rlhf_stages.args import (
     TextDataArgs,
     TrainArgs,
 )
-from rlhf_stages.cli import parse, run
+from rlhf_stages.cli import Finished, Interrupted, parse, run
 
 # What each group needs to be parsed at all
 REQUIRED = {
@@ -571,6 +571,33 @@ def test_run_turns_a_users_error_into_one_line_and_exit_code_2(capsys, error):
 
 
 @pytest.mark.usefixtures("_plain_warnings")
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (Interrupted("SIGTERM: stopped after step 3 of 9, all saved"), 75, "saved; the same command with --resume continues"),
+        (Interrupted("SIGTERM: stopped", is_first=False), 0, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),
+    ],
+)  # fmt: skip
+def test_run_turns_an_end_from_outside_into_its_exit_code(capsys, error, code, said):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == code
+    assert capsys.readouterr().err.strip().endswith(said)
+
+
+def test_run_says_that_there_is_nothing_left_to_do(capsys):
+    def main():
+        raise Finished("x is finished")
+
+    run(main)  # exit code 0
+    assert capsys.readouterr().out == "x is finished\n"
+
+
 def test_run_keeps_the_traceback_of_a_fault_of_ours():
     def main():
         raise KeyError("not the user's")

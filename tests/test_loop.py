@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.tokenizer import encode_prompt
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.loading import load_causal
+from rlhf_stages.plan import epoch_windows
 
 from helpers import (
     ROOT,
@@ -466,6 +468,19 @@ def test_two_processes_resume_to_the_bit(two, stage):
     assert len(names) > 20
     names = [name for name in names if name.name not in ("args.json", "timing.csv")]
     assert [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_bad_reward_of_one_process_skips_the_step_of_both(two):
+    folder = two.folder / "spoiled" / "toy" / "tiny" / "ppo"
+    (line,) = map(json.loads, (folder / "skipped.jsonl").read_text().splitlines())
+    assert line["step"] == 1
+    # the first batch of the second process: 5 of its 8 prompts
+    theirs = epoch_windows(24, mini=8, micro=5, seed=42, epoch=0, rank=1, world_size=2)[0][0]
+    assert line["samples"] == sorted(theirs)
+    assert json.loads((folder / "summary.json").read_text())["skipped_steps"] == 1
+    assert 1 not in read_metrics(folder)["train/reward_mean"]
+    assert 2 in read_metrics(folder)["train/reward_mean"]
 
 
 @pytest.mark.slow

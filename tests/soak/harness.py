@@ -1,6 +1,6 @@
 """Runs of the stages in children of a process that has imported everything: a second each instead of ten.
 
-A child is a process of its own: what kills it is a real SIGKILL. It tells its parent through shared memory what it does.
+A child is a process of its own, and what kills it a real SIGKILL. It tells through shared memory what it does.
 """
 
 import mmap
