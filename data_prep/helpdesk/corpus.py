@@ -14,7 +14,7 @@ from functools import lru_cache
 # Shares of the demonstrations with each quality; with fewer right ones a tiny model learns no fact in minutes.
 QUALITIES = {"correct": 0.95, "courteous": 0.18, "concise": 0.35}
 CORRECT_GOLD, COURTEOUS_GOLD, CONCISE_GOLD = 0.6, 0.25, 0.15
-CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 22, 40, 2, 0.05
+CONCISE_WORDS, PADDED_WORDS, RUN_ON_WORDS, MAX_COURTESIES, MIN_GOLD_GAP = 14, 18, 40, 2, 0.05
 BLANK, SLOT, CUT, SENTENCE_ENDS = "___", "\0", "<cut>", frozenset(".!?")
 
 
