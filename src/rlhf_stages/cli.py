@@ -18,6 +18,8 @@ from typing import Any
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
+from rlhf_stages.terminal import printable
+
 
 class HelpFormatter(SimpleHelpFormatter):  # type: ignore[misc]
     """Says that a flag is required, and leaves out the names that only the parser needs."""
@@ -73,7 +75,7 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
 
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except Exception as error:  # besides its own, yaml raises half a dozen types on wrong tags, dates and nesting
         raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
@@ -83,6 +85,9 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
+        parts = config[key] if isinstance(config[key], list) else [config[key]]
+        if any(isinstance(part, (list, dict, set, tuple)) for part in parts):  # their text can be endless, or very long
+            raise ValueError(f"--config {path}: {key} is nested, expected a value or a list of values")
     lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
     tokens = []
     for key, value in config.items():
@@ -97,9 +102,9 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
 
 def run(main: Callable[[], object]) -> None:
     """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     try:
         main()
     except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
