@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import gguf
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -26,12 +28,18 @@ from rlhf_stages.data import sources
 from rlhf_stages.data.collate import collate_finetune, collate_preference
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.prepare import _Encoder
+from rlhf_stages.data.rank_lists import read_rank_lists
+from rlhf_stages.data.readers import BadLine
 from rlhf_stages.data.shards import FORMAT_VERSION, ShardWriter, open_shard
+from rlhf_stages.data.tokenizer import load_tokenizer
+from rlhf_stages.evaluation.gold import load_score
+from rlhf_stages.evaluation.policies import Reply, summarize
+from rlhf_stages.evaluation.table import comparison_table, side_by_side
 from rlhf_stages.experiment import parent_checkpoint, stage_name
 from rlhf_stages.models.start import check_model_name
 from rlhf_stages.rollout.samples import load_example_prompt
 
-from fuzz.strategies import NUMBERS, changed_trees, damaged, json_files, scalars, trees
+from fuzz.strategies import NUMBERS, changed_trees, damaged, json_files, one_of, scalars, trees
 from helpers import load_script, make_tokenizer
 
 OURS = (ValueError, FileNotFoundError, FloatingPointError)
@@ -39,7 +47,7 @@ TURNS = "\n\nHuman: name the price.\n\nAssistant: 12 EUR\n\nHuman: of the bike\n
 RECORDS = [
     {"prompt": TURNS, "chosen": " the bike is good.", "rejected": " the lamp is bad."},
     {"chosen": TURNS + " so so", "rejected": TURNS + " 价廉物美"},
-    {"prompt": "name\tthe \"colour\"", "selected": "red, green\nblue", "rejected": "pink", "margin": 1.5, "label": 3},
+    {"prompt": 'name\tthe "colour"', "selected": "red, green\nblue", "rejected": "pink", "margin": 1.5, "label": 3},
 ]
 
 
@@ -101,7 +109,7 @@ def jsonl_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     """Lines with wrong fields, wrong bytes, brackets without end."""
     lines = st.lists(changed_trees(RECORDS), min_size=1, max_size=3).map(_jsonl)
     deep = [b"[" * 100_000, b'{"chosen":' * 900 + b"1" + b"}" * 900, b'{"prompt": ' + b"1" * 5000 + b"}"]
-    return st.one_of(lines, lines, damaged(JSONL), st.sampled_from(deep))
+    return st.one_of(lines, lines, damaged(JSONL), one_of(deep))
 
 
 def gzip_inputs(folder: Path) -> st.SearchStrategy[bytes]:
@@ -123,7 +131,7 @@ def csv_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     cells = st.lists(st.lists(st.text(max_size=6), max_size=4), max_size=4)
     tables = cells.map(lambda rows: "\n".join(",".join(row) for row in rows).encode("utf-8", "surrogatepass"))
     large = [b"prompt,chosen\n" + b"x" * 200_000 + b',"' + b"y" * 200_000, b"prompt\n\0", b'"', b"prompt\n" + b'"' * 9]
-    return st.one_of(damaged([_csv(RECORDS)]), tables, st.sampled_from(large))
+    return st.one_of(damaged([_csv(RECORDS)]), tables, one_of(large))
 
 
 ARROW_VALUES = {
@@ -146,12 +154,12 @@ ARROW_VALUES = {
 @st.composite
 def tables(draw):
     """Tables whose columns have any type."""
-    names = draw(st.lists(st.sampled_from(["prompt", "chosen", "rejected", "x"]), min_size=1, max_size=3, unique=True))
+    names = draw(st.lists(one_of(["prompt", "chosen", "rejected", "x"]), min_size=1, max_size=3, unique=True))
     rows = draw(st.integers(0, 3))
     columns = {}
     for name in names:
-        kind = draw(st.sampled_from([pyarrow.string(), pyarrow.string(), *ARROW_VALUES]))
-        values = draw(st.lists(st.sampled_from(ARROW_VALUES[kind]), min_size=rows, max_size=rows))
+        kind = draw(one_of([pyarrow.string(), pyarrow.string(), *ARROW_VALUES]))
+        values = draw(st.lists(one_of(ARROW_VALUES[kind]), min_size=rows, max_size=rows))
         columns[name] = pyarrow.array(values, kind)
     return pyarrow.table(columns)
 
@@ -166,9 +174,6 @@ def parquet_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     """Wrong bytes, and columns of wrong types."""
     valid = [_parquet(pyarrow.Table.from_pylist(RECORDS)), _parquet(pyarrow.table({"prompt": ["a"] * 500}))]
     return st.one_of(damaged(valid), tables().map(_parquet))
-
-
-SAVED = Path("saved")
 
 
 def _arrow(table: pyarrow.Table) -> bytes:
@@ -186,7 +191,7 @@ def saved_inputs(folder: Path) -> st.SearchStrategy[dict[str, bytes]]:
     (arrow,) = (name for name in files if name.endswith(".arrow"))
     names = ["../outside.arrow", "/outside.arrow", "..", ".", "", "\0", "x" * 300, 3, None]
     states = json_files([json.loads(files["state.json"])])
-    named = st.sampled_from(names).map(lambda name: json.dumps({"_data_files": [{"filename": name}]}).encode())
+    named = one_of(names).map(lambda name: json.dumps({"_data_files": [{"filename": name}]}).encode())
     changes = st.one_of(
         st.fixed_dictionaries({arrow: damaged([files[arrow]])}),
         st.fixed_dictionaries({arrow: damaged([files[arrow]])}),
@@ -198,9 +203,9 @@ def saved_inputs(folder: Path) -> st.SearchStrategy[dict[str, bytes]]:
     return changes.map(lambda changed: files | changed)
 
 
-def write_saved(folder: Path, files: dict[str, bytes]) -> Path:
+def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
     """The folder, without what the input before left."""
-    target = folder / SAVED
+    target = folder / "folder"
     target.mkdir(exist_ok=True)
     for file in target.iterdir():
         if file.name not in files:
@@ -257,19 +262,19 @@ DTYPES = [torch.int32, torch.int64, torch.bool, torch.float32, torch.uint8, torc
 def tensors(draw):
     """Small tensors of any type and shape, also of the sizes that only a view can have."""
     kind = draw(st.integers(0, 9))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(one_of(DTYPES))
     if kind == 0:
-        return torch.zeros(1, dtype=dtype).expand(draw(st.sampled_from([2, 1000, 2**33, 2**45])))
+        return torch.zeros(1, dtype=dtype).expand(draw(one_of([2, 1000, 2**33, 2**45])))
     if kind == 1:
         return torch.empty(3, dtype=dtype, device="meta")
     if kind == 2:
         return torch.tensor([0, 1, 0], dtype=torch.float32).to_sparse()
     if kind == 3:
         return torch.arange(12, dtype=torch.int64)[:: draw(st.integers(1, 4))].to(dtype)
-    shape = draw(st.sampled_from([(), (0,), (1,), (3,), (5,), (2, 2), (1, 0)]))
+    shape = draw(one_of([(), (0,), (1,), (3,), (5,), (2, 2), (1, 0)]))
     tensor = torch.zeros(shape, dtype=dtype).flatten()
     for place in range(len(tensor)):
-        number = draw(st.integers(-2, 7)) if draw(st.integers(0, 4)) else draw(st.sampled_from(NUMBERS))
+        number = draw(st.integers(-2, 7)) if draw(st.integers(0, 4)) else draw(one_of(NUMBERS))
         try:
             tensor[place] = number
         except (RuntimeError, OverflowError):
@@ -282,9 +287,9 @@ def changed_offsets(draw):
     """Columns of the right types with a few wrong numbers."""
     content = _columns()
     for _ in range(draw(st.integers(1, 2))):
-        column = content[draw(st.sampled_from([name for name in content if name != "format_version"]))]
-        number = draw(st.integers(-2, 9)) if draw(st.integers(0, 2)) else draw(st.sampled_from(NUMBERS))
-        limit = torch.iinfo(column.dtype).max if column.dtype in (torch.int32, torch.int64) else 2**100
+        column = content[draw(one_of([name for name in content if name != "format_version"]))]
+        number = draw(st.integers(-2, 9)) if draw(st.integers(0, 2)) else draw(one_of(NUMBERS))
+        limit = torch.iinfo(column.dtype).max if column.dtype in (torch.int32, torch.int64) else 2**62
         column[draw(st.integers(0, len(column) - 1))] = min(number, limit)
     return content
 
@@ -356,7 +361,7 @@ EXPERIMENT = [{"stage": "sft", "model_args": {"model_name": "x"}, "parents": {},
 def experiment_inputs(folder: Path) -> st.SearchStrategy[dict[str, bytes]]:
     """args.json and `latest`."""
     names = [b"step-000001\n", b"", b"..", b"../..", b"\xff", b"\0", b"x" * 300, b"/etc"]
-    latest = st.one_of(st.sampled_from(names), st.binary(max_size=12))
+    latest = st.one_of(one_of(names), st.binary(max_size=12))
     return st.one_of(
         st.fixed_dictionaries({"args.json": json_files(EXPERIMENT), "latest": st.just(b"step-000001\n")}),
         st.fixed_dictionaries({"args.json": st.just(json.dumps(EXPERIMENT[0]).encode()), "latest": latest}),
@@ -406,7 +411,10 @@ HOSTILE = [
     "stage_split: nan,1,1",
     "\0",
     "a: &a [x,x,x,x,x,x,x,x,x]\n"
-    + "".join(f"{b}: &{b} [*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))
+    + "".join(
+        f"{b}: &{b} [*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a}]\n"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
     + "epochs: *i\n",
     "epochs: &a [*a]",
 ]
@@ -414,20 +422,185 @@ HOSTILE = [
 
 def yaml_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     """Flags with wrong values, wrong bytes, and what YAML can do beside."""
-    flags = st.dictionaries(st.sampled_from(sorted(CONFIG)), st.one_of(scalars, trees), min_size=1, max_size=3)
+    flags = st.dictionaries(one_of(sorted(CONFIG)), st.one_of(scalars, trees), min_size=1, max_size=3)
     written = flags.map(lambda wrong: json.dumps({**wrong}).encode())  # JSON is YAML
-    tagged = st.tuples(st.sampled_from(sorted(CONFIG)), st.sampled_from(TAGS)).map(lambda p: f"{p[0]}: {p[1]}".encode())
-    hostile = st.sampled_from([text.encode() for text in HOSTILE])
+    tagged = st.tuples(one_of(sorted(CONFIG)), one_of(TAGS)).map(lambda p: f"{p[0]}: {p[1]}".encode())
+    hostile = one_of([text.encode() for text in HOSTILE])
     return st.one_of(written, damaged([text.encode() for text in YAML]), tagged, hostile)
 
 
 def read_config(path: Path) -> None:
     """Each stage either takes the flags or ends in argparse's usage error."""
     group = STAGES[sorted(STAGES)[path.stat().st_size % len(STAGES)]]
+    code = 2
     try:
         parse(group, args.ModelArgs, args.FabricArgs, argv=[f"--config={path}"])
     except SystemExit as stop:
-        assert stop.code == 2
+        code = stop.code
+    assert code == 2
+
+
+# Ranked lists, GGUF, functions, tokenizers
+
+RANKS = ['好吃\t不错\t一般\t差\n很好\t"差"\n'.encode(), b"a\tb\r\nc\td\te\r\n\r\nf\tg"]
+
+
+def rank_inputs(folder: Path) -> st.SearchStrategy[bytes]:
+    """Wrong bytes, and lists of any texts."""
+    texts = st.lists(st.lists(st.text(max_size=4), max_size=4), max_size=4)
+    lists = texts.map(lambda rows: "\n".join(map("\t".join, rows)).encode("utf-8", "surrogatepass"))
+    return st.one_of(damaged(RANKS), lists)
+
+
+def read_ranks(path: Path) -> None:
+    """Every line that is not empty is a list of at least two different texts, or has a reason."""
+    for row in read_rank_lists(path, prompt="a"):
+        assert row.line > 0
+        if isinstance(row, BadLine):
+            assert row.why
+        else:
+            assert len(set(row.responses)) == len(row.responses) >= 2
+            assert all(text.strip() and text.encode() for text in row.responses)
+
+
+def gguf_inputs(folder: Path) -> st.SearchStrategy[bytes]:
+    """Headers with wrong bytes, and values of wrong types under the names that are read."""
+    writer = gguf.GGUFWriter(folder / "valid.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_license("cc0-1.0")
+    writer.add_token_list(["<s>", "a", "b"])
+    writer.add_bos_token_id(0)
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_chat_template("{{ messages }}")
+    writer.add_tensor("w", torch.zeros(2, 2).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    names = ["general.name", "general.license", "tokenizer.chat_template", "tokenizer.ggml.bos_token_id"]
+    # a key, then its type: 4 uint32, 6 float32, 7 bool, 8 string, 9 array
+    values = [b"\4\0\0\0\1\0\0\0", b"\6\0\0\0\0\0\xc0\x7f", b"\7\0\0\0\2", b"\x08\0\0\0" + b"\xff" * 8]
+    values += [b"\x09\0\0\0" + (b"\x09\0\0\0" + (1).to_bytes(8, "little")) * n + b"\0" * 12 for n in (1, 2000)]
+    values += [b"\x09\0\0\0\0\0\0\0" + (2**40).to_bytes(8, "little") + b"\1" * 4000]
+
+    def with_value(pair: tuple[str, bytes]) -> bytes:
+        name, value = pair
+        size = len(name).to_bytes(8, "little")
+        return b"GGUF\3\0\0\0" + (0).to_bytes(8, "little") + (1).to_bytes(8, "little") + size + name.encode() + value
+
+    crafted = st.tuples(one_of(names), one_of(values)).map(with_value)
+    wrong = damaged([(folder / "valid.gguf").read_bytes()])
+    return st.one_of(wrong, wrong, wrong, wrong, crafted, zip_inputs((folder / "valid.gguf").read_bytes()))
+
+
+def zip_inputs(content: bytes) -> st.SearchStrategy[bytes]:
+    """Wheels whose bytes or names are wrong."""
+    packed = []
+    for name in ("a/model.gguf", "../../outside.gguf", "/outside.gguf", "model.txt"):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, content)
+        packed.append(file.getvalue())
+    return st.one_of(one_of(packed), damaged(packed))
+
+
+@cache
+def _importer() -> Any:
+    return load_script("scripts/import_gguf.py")
+
+
+def read_gguf(path: Path) -> None:
+    """As import_gguf.py does before it converts."""
+    unpacked = path.parent / "unpacked"
+    unpacked.mkdir(exist_ok=True)
+    found = _importer().find_gguf(path, unpacked)
+    assert found == path or found.parent == unpacked
+    _importer().read_metadata(found)
+    assert not (path.parent / "outside.gguf").exists()
+
+
+class _Odd:
+    def __float__(self) -> float:
+        raise KeyError("no number")
+
+
+RETURNED = [
+    _Odd(),
+    _Odd,
+    object(),
+    b"1",
+    {"a": 1},
+    [1.0],
+    (1,),
+    1j,
+    torch.zeros(2),
+    torch.tensor(1.5),
+    torch.nan,
+    "nan",
+]
+RAISED = [
+    ValueError("x"),
+    KeyError("x"),
+    TypeError,
+    AssertionError,
+    RecursionError,
+    MemoryError,
+    StopIteration,
+    OSError,
+]
+
+
+def gold_inputs(folder: Path) -> st.SearchStrategy[Any]:
+    """What a user's function returns, or raises."""
+    return st.one_of(scalars, trees, one_of(RETURNED), one_of(RAISED))
+
+
+def write_gold(folder: Path, value: Any) -> Path:
+    """A file with a function, which finds its value here."""
+    VALUES["value"] = value
+    path = folder / "score.py"
+    if not path.is_file():
+        path.write_text("import fuzz.formats\n\ndef score(prompt, response):\n    return fuzz.formats.returned()\n")
+    return path
+
+
+VALUES: dict[str, Any] = {}
+
+
+def returned() -> Any:
+    """The value of this input."""
+    value = VALUES["value"]
+    if isinstance(value, BaseException) or (isinstance(value, type) and issubclass(value, BaseException)):
+        raise value
+    return value
+
+
+@cache
+def _score(reference: str) -> Callable[[str, str], float]:
+    return load_score(reference)
+
+
+def read_gold(path: Path) -> None:
+    """The score of a reply in the summary and the table, as evaluate.py uses it."""
+    gold = _score(f"{path}:score")("a", "b")
+    assert type(gold) is float
+    reply = Reply(prompt="a", text="b", tokens=1, ended=True, kl=0.0, reward=None, gold=gold)
+    comparison_table({"ppo": summarize([reply, reply])})
+    side_by_side({"ppo": [reply]}, 1)
+
+
+def tokenizer_inputs(folder: Path) -> st.SearchStrategy[dict[str, bytes]]:
+    """One of the files of a tokenizer at a time."""
+    make_tokenizer().save_pretrained(folder / "valid")
+    files = {file.name: file.read_bytes() for file in (folder / "valid").iterdir()}
+    changes = [st.fixed_dictionaries({name: json_files([json.loads(files[name])])}) for name in files]
+    return st.one_of(changes).map(lambda changed: files | changed)
+
+
+def read_tokenizer(path: Path) -> None:
+    """A tokenizer that loads can be used."""
+    tokenizer = load_tokenizer(str(path))
+    assert tokenizer.eos_token_id is not None
 
 
 FORMATS: dict[str, Format] = {
@@ -435,11 +608,17 @@ FORMATS: dict[str, Format] = {
     "jsonl.gz": Format(gzip_inputs, as_file("train.jsonl.gz"), read_records),
     "csv": Format(csv_inputs, as_file("train.csv"), read_records),
     "parquet": Format(parquet_inputs, as_file("train.parquet"), read_records),
-    "save_to_disk": Format(saved_inputs, write_saved, read_records),
-    "shard columns": Format(column_inputs, as_file("shard.pt"), read_shard),
-    "shard dictionaries": Format(dictionary_inputs, as_file("shard.pt"), read_shard),
+    "save_to_disk": Format(saved_inputs, write_folder, read_records),
+    "rank lists": Format(rank_inputs, as_file("dev.tsv"), read_ranks),
+    "shard of columns": Format(column_inputs, as_file("shard.pt"), read_shard),
+    "shard of dictionaries": Format(dictionary_inputs, as_file("shard.pt"), read_shard),
     "example_prompt.pt": Format(example_inputs, as_file("example_prompt.pt"), read_example),
-    "data args.json": Format(lambda folder: json_files(DATA_INFO), as_file("args.json"), read_info),
+    "args.json of data": Format(lambda folder: json_files(DATA_INFO), as_file("args.json"), read_info),
     "experiment": Format(experiment_inputs, write_experiment, read_experiment),
     "yaml": Format(yaml_inputs, as_file("config.yaml"), read_config),
+    "gguf": Format(gguf_inputs, as_file("model.gguf"), read_gguf),
+    "gold score": Format(gold_inputs, write_gold, read_gold),
+    "tokenizer": Format(tokenizer_inputs, write_folder, read_tokenizer),
 }
+# loading one takes a hundred times as long
+SLOW = {"tokenizer"}

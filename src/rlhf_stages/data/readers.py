@@ -10,7 +10,6 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +31,7 @@ class BadLine(NamedTuple):
 Line = Mapping[str, Any] | BadLine
 
 
-def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+def numbered_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes | None]]:
     """The lines of a file from 1, without a byte order mark; None in place of one that is longer than `MAX_LINE`."""
     number = 0
     while line := file.readline(MAX_LINE):

@@ -225,8 +225,9 @@ def _offsets(lengths: Tensor) -> Tensor:
 def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or "format_version" not in content:
         raise ValueError(f"{path} is a {type(content).__name__}, expected a shard; prepare it again")
-    if content["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path} has format {content['format_version']}, this version reads {FORMAT_VERSION}")
+    version = content["format_version"]
+    if not isinstance(version, int) or version != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {version!r:.100}, this version reads {FORMAT_VERSION}")
     columns: dict[str, Tensor] = {}
     for name, dtype in _COLUMNS.items():
         if name == "ratings" and name not in content:
