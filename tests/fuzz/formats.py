@@ -622,3 +622,5 @@ FORMATS: dict[str, Format] = {
 }
 # loading one takes a hundred times as long
 SLOW = {"tokenizer"}
+# parsers in Python, whose branches a fuzzer can see
+GUIDED = ["jsonl", "csv", "rank lists", "args.json of data", "yaml", "gguf"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf_stages.data.readers import MAX_LINE, BadLine, numbered_lines
+from rlhf_stages.data.readers import TOO_LONG, BadLine, numbered_lines
 
 
 class RankList(NamedTuple):
@@ -34,7 +34,7 @@ def read_rank_lists(path: Path, prompt: str = "") -> Iterator[RankList | BadLine
     with path.open("rb") as file:
         for number, line in numbered_lines(file):
             if line is None:
-                yield BadLine(number, f"longer than {MAX_LINE} bytes")
+                yield BadLine(number, TOO_LONG)
             elif line.strip():
                 yield _parse(line, number, prompt)
 

@@ -16,9 +16,10 @@ from typing import IO, Any, NamedTuple
 from rlhf_stages.data.info import read_json
 
 MAX_LINE = 2**26  # Bytes; a small packed file can hold a line that no memory can
+TOO_LONG = f"longer than {MAX_LINE:,} bytes"
 MAX_NESTING = 100  # Far below what json itself can write again
-MAX_BATCH = 2**30  # Bytes of the rows of a table that are looked at together
-BATCH_ROWS = 256
+MAX_BATCH = 2**28  # Bytes of the rows of a table that are looked at together
+BATCH_ROWS = 100
 
 
 class BadLine(NamedTuple):
@@ -48,7 +49,7 @@ def _read_jsonl(path: Path) -> Iterator[Line]:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             for number, line in numbered_lines(file):
                 if line is None:
-                    yield BadLine(number, f"longer than {MAX_LINE} bytes")
+                    yield BadLine(number, TOO_LONG)
                 elif line.strip():
                     yield _parse_json(line, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -186,7 +187,7 @@ def _starts(batch: Any) -> range:
 def _rows(batches: Iterable[Any], path: Path) -> Iterator[Line]:
     for batch in batches:
         if batch.nbytes > MAX_BATCH:
-            raise ValueError(f"{batch.num_rows} of its rows take {batch.nbytes / 2**30:.1f} GiB")
+            raise ValueError(f"{batch.num_rows} of its rows take {batch.nbytes:,} bytes")
         yield from batch.to_pylist()
 
 
