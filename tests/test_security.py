@@ -82,8 +82,8 @@ def test_no_program_runs_code_out_of_a_file(path):
         "import pickle", "from dill import loads", "eval(text)", "exec(text)", "__import__(name)", "yaml.load(text)",
         "os.system(text)", "subprocess.run(text, shell=True)", "numpy.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)", "AutoModel.from_pretrained(name)",
-        "archive.extractall()", "page.launch(share=True)", "page.launch(server_name='0.0.0.0')", "loader.exec_module(m)",
-        "importlib.import_module(name)",
+        "archive.extractall()", "page.launch(share=True)", "page.launch(server_name='0.0.0.0')",
+        "loader.exec_module(m)", "importlib.import_module(name)",
     ],
 )  # fmt: skip
 def test_each_danger_would_be_seen(source):

@@ -425,6 +425,13 @@ def test_a_small_file_that_claims_terabytes(tmp_path, tokens):
         open_shard(path)
 
 
+def test_offsets_whose_difference_runs_over(tmp_path):
+    offsets = torch.tensor([0, 2**63 - 1, -2, 3])  # each step is positive in 64 bits
+    assert (offsets.diff() > 0).all()
+    with pytest.raises(ValueError, match="its offsets do not fit its tokens"):
+        open_shard(saved(columns(record_offsets=offsets), tmp_path / "a.pt"))
+
+
 def test_one_record_a_million_times(tmp_path):
     """Each of them is a reference of two bytes in the file, and 4 MB in memory."""
     row = {"prompt_len": 0, "input_ids": torch.ones(2**10, dtype=torch.int32)}
