@@ -30,7 +30,7 @@ STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo test test-fast mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo test test-fast fuzz mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/evaluation.txt
@@ -45,6 +45,10 @@ test: test-fast
 
 test-fast: typecheck
 	$(BIN)/pytest -n auto -m "not slow"
+
+# 10,000 wrong inputs of each format, about five minutes on two cores; `make test` has the first hundred
+fuzz: $(INSTALLED)
+	FUZZ_EXAMPLES=10000 $(BIN)/pytest -n auto --dist=worksteal tests/fuzz
 
 # each single-line fault of tests/mutants.md has to make a fast test fail
 mutants: $(INSTALLED)

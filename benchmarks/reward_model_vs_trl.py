@@ -84,7 +84,9 @@ def train_trl(args: argparse.Namespace, seed: int, folder: Path) -> tuple[Path, 
     records = open_shard(Path(args.data_dir) / "preference_train.pt", responses=2, vocab_size=len(tokenizer))
     pairs = [(r.sequence(i), r.sequence(j)) for r in records for j in range(len(r.responses)) for i in range(j)]
     set_seed(seed)
-    model = AutoModelForSequenceClassification.from_pretrained(args.model_name, num_labels=1, dtype=torch.float32)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        args.model_name, num_labels=1, dtype=torch.float32, trust_remote_code=False
+    )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     every = ours.epochs * -(-len(pairs) // ours.mini_batch_size)

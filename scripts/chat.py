@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_stages.args import ChatArgs
 from rlhf_stages.cli import parse, run
+from rlhf_stages.terminal import printable
 
 if TYPE_CHECKING:
     from rlhf_stages.chat import ChatSession
@@ -45,7 +46,7 @@ def main() -> None:
     print(
         f"{session.name}: {size:,.1f} million parameters, {session.model.device}, {str(dtype).removeprefix('torch.')}"
     )
-    print("\n".join([*session.notes, HELP]))
+    print(printable("\n".join([*session.notes, HELP])))
     talk(session, args)
 
 
@@ -58,7 +59,7 @@ def talk(session: "ChatSession", args: ChatArgs) -> None:
             print()
             return
         if not sys.stdin.isatty():
-            print(text)  # so that the output of a piped conversation reads like one
+            print(printable(text))  # so that the output of a piped conversation reads like one
         if text in ("quit", "exit", "q"):
             return
         if text == "reset":
@@ -75,7 +76,7 @@ def answer(session: "ChatSession", text: str, args: ChatArgs) -> None:
     try:
         with contextlib.closing(session.stream(text, args)) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                print(printable(piece), end="", flush=True)
                 said = True
         print("" if said else "(says nothing)")
     except KeyboardInterrupt:

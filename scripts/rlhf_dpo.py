@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> Path:
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
-    example = load_example_prompt(info.path, fabric)
+    example = load_example_prompt(info.path, fabric, len(tokenizer))
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
     experiment = loop.open_experiment(fabric, args, info, "dpo", groups, [train, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)

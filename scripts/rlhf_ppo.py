@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> Path:
     health = HealthMonitor()
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
-    example = load_example_prompt(info.path, fabric)
+    example = load_example_prompt(info.path, fabric, len(tokenizer))
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, "rm": rm_checkpoint}
     experiment = loop.open_experiment(fabric, args, info, "ppo", groups, [shard, validation], parents)

@@ -125,4 +125,8 @@ def test_scripts_parse_their_arguments_before_anything_heavy(path):
     heavy = {"torch", "transformers", "lightning", "datasets", "peft", "gguf", "gradio"}
     modules = set(imported(top_level))
     assert {name.partition(".")[0] for name in modules}.isdisjoint(heavy)
-    assert {name for name in modules if name.startswith("rlhf_stages")} <= {"rlhf_stages.args", "rlhf_stages.cli"}
+    assert {name for name in modules if name.startswith("rlhf_stages")} <= {
+        "rlhf_stages.args",
+        "rlhf_stages.cli",
+        "rlhf_stages.terminal",
+    }

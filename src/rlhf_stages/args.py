@@ -96,7 +96,7 @@ class TextDataArgs(Args):
             weights = [float(part) for part in self.stage_split.split(",")]
         except ValueError:
             weights = []
-        if len(weights) != 3 or min(weights) < 0 or sum(weights) <= 0:
+        if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
             raise ValueError(f"--stage_split takes three weights such as 2,4,4, got {self.stage_split!r}")
         return {s: w / sum(weights) for s, w in zip(("finetune", "preference", "prompt"), weights, strict=True)}
 
@@ -133,9 +133,9 @@ class ModelArgs(Args):
         text = self.lora_targets.strip()
         try:
             parsed = ast.literal_eval(text) if text[:1] in "([" else text.split(",")
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
             parsed = None
-        names = [parsed] if isinstance(parsed, str) else list(parsed or [])
+        names = [parsed] if isinstance(parsed, str) else list(parsed) if isinstance(parsed, (list, tuple)) else []
         if not names or not all(isinstance(name, str) and name.strip() for name in names):
             raise ValueError(
                 f"--lora_targets takes q_proj,v_proj or \"('q_proj','v_proj')\", got {self.lora_targets!r}"

@@ -19,6 +19,8 @@ from typing import Any
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
+from rlhf_stages.terminal import printable
+
 # the start of the program, near enough: scripts import this module before anything large
 STARTED = time.monotonic()
 # a run that was stopped and can be continued with --resume (EX_TEMPFAIL of sysexits.h)
@@ -95,7 +97,7 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
 
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except Exception as error:  # besides its own, yaml raises half a dozen types on wrong tags, dates and nesting
         raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
@@ -105,6 +107,9 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
+        parts = config[key] if isinstance(config[key], list) else [config[key]]
+        if any(isinstance(part, (list, dict, set, tuple)) for part in parts):  # their text can be endless, or very long
+            raise ValueError(f"--config {path}: {key} is nested, expected a value or a list of values")
     lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
     tokens = []
     for key, value in config.items():
@@ -122,7 +127,7 @@ def run(main: Callable[[], object]) -> None:
 
     A run that was interrupted and saved ends with exit code 75, Ctrl-C before there was anything to save with 130.
     """
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     try:
         main()
     except Interrupted as stop:
@@ -132,7 +137,7 @@ def run(main: Callable[[], object]) -> None:
     except Finished as done:
         print(done)
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -201,7 +201,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
     if (path / "args.json").is_file():
         pointer = path / "latest"
         name = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
-        checkpoint = path / "checkpoints" / Path(name).name
+        checkpoint = path / "checkpoints" / Path(name[:80]).name  # a longer one would be an error of the system
         if not name or not (checkpoint / "config.json").is_file():
             raise FileNotFoundError(f"{path} has no finished checkpoint yet; let its stage run to the first save")
         try:

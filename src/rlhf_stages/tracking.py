@@ -20,6 +20,7 @@ from tqdm import tqdm
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.files import flush, write_text
 from rlhf_stages.functional.masking import mean_std, moments
+from rlhf_stages.terminal import without_links
 
 # what the progress bar shows, and under which name
 _SHOWN = {
@@ -166,7 +167,7 @@ class Tracker:
             "samples.jsonl", {"step": step, "name": name, "prompt": prompt, "response": response, **numbers}
         )
         shown = f"{prompt}**{response}**" + "".join(f"\n\n{key}: {value:.4g}" for key, value in numbers.items())
-        self._board.experiment.add_text(f"info/{name}", shown.replace("<", "&lt;"), step)
+        self._board.experiment.add_text(f"info/{name}", without_links(shown), step)
 
     def message(self, text: str) -> None:
         """Print a line without breaking the progress bar."""

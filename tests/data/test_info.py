@@ -49,15 +49,25 @@ def test_a_missing_file_names_what_writes_it(tmp_path):
         ([], r"args\.json holds a list, expected a JSON object"),
         ({}, r"args\.json names no tokenizer"),
         ({"tokenizer": "gpt2"}, r"args\.json names no tokenizer \(expected"),
-        ({"tokenizer_name": "x", "ignore_index": None}, "ignore_index is None, expected a value of type int"),
-        ({"tokenizer_name": "x", "ignore_index": "a"}, "ignore_index is 'a', expected a value of type int"),
-        ({"tokenizer_name": "x", "mask_prompt": "False"}, "mask_prompt is 'False', expected a value of type bool"),
+        ({"tokenizer_name": "x", "ignore_index": None}, "ignore_index is None, expected an integer of 64 bits"),
+        ({"tokenizer_name": "x", "ignore_index": "a"}, "ignore_index is 'a', expected an integer of 64 bits"),
+        ({"tokenizer_name": "x", "ignore_index": True}, "ignore_index is True, expected an integer of 64 bits"),
+        ({"tokenizer_name": "x", "ignore_index": 2**63}, "ignore_index is 9223372036854775808, expected an integer"),
+        ({"tokenizer_name": "x", "mask_prompt": "False"}, "mask_prompt is 'False', expected true or false"),
+        ({"tokenizer_name": "x", "chat_template": [1]}, r"chat_template is \[1\], expected a text or null"),
+        ("[" * 100_000, r"args\.json is not valid JSON"),
     ],
 )
 def test_bad_content_is_one_sentence(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         read_data_info(write(tmp_path, content))
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/tmp", "..", ".", "a/b", "a\\b", "a\nb", "\0", "x" * 101, ["a"]])
+def test_a_name_that_would_put_experiments_elsewhere(tmp_path, name):
+    with pytest.raises(ValueError, match=r"dataset is .*, expected a name of letters"):
+        read_data_info(write(tmp_path, {"tokenizer_name": "x", "dataset": name}))
 
 
 def test_check_tokenizer_compares_fingerprints(tmp_path, monkeypatch):

@@ -405,3 +405,37 @@ def test_a_shard_that_is_open_survives_being_prepared_again(tmp_path):
     write(path, [([9], [[9]], [False])])
     assert unpacked(shard) == RECORDS
     assert len(open_shard(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [torch.zeros(1, dtype=torch.int32).expand(2**45), torch.empty(5, dtype=torch.int32, device="meta")],
+    ids=["stride 0", "no content"],
+)
+def test_a_small_file_that_claims_terabytes(tmp_path, tokens):
+    offsets = torch.tensor([0, 2, len(tokens)])
+    path = saved(
+        columns(tokens=tokens, segment_offsets=offsets, record_offsets=torch.tensor([0, 2])), tmp_path / "a.pt"
+    )
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ValueError, match="column 'tokens' is missing or not a flat"):
+        open_shard(path)
+    path = saved([{"prompt_len": 0, "input_ids": tokens}], tmp_path / "b.pt")
+    with pytest.raises(ValueError, match="its tensors are views, sparse or without content"):
+        open_shard(path)
+
+
+def test_offsets_whose_difference_runs_over(tmp_path):
+    offsets = torch.tensor([0, 2**63 - 1, -2, 3])  # each step is positive in 64 bits
+    assert (offsets.diff() > 0).all()
+    with pytest.raises(ValueError, match="its offsets do not fit its tokens"):
+        open_shard(saved(columns(record_offsets=offsets), tmp_path / "a.pt"))
+
+
+def test_one_record_a_million_times(tmp_path):
+    """Each of them is a reference of two bytes in the file, and 4 MB in memory."""
+    row = {"prompt_len": 0, "input_ids": torch.ones(2**10, dtype=torch.int32)}
+    path = saved([row] * 10_000, tmp_path / "a.pt")
+    assert path.stat().st_size < 2**16
+    with pytest.raises(ValueError, match=r"a\.pt holds more tokens than bytes"):
+        open_shard(path)

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from rlhf_stages.args import ChatArgs, GenerationArgs
 from rlhf_stages.chat import ChatSession
+from rlhf_stages.terminal import printable
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "chat.py"
 GREEDY = ["--do_sample=False", "--max_new_tokens=12", "--device=cpu"]
@@ -115,7 +116,7 @@ def test_a_piped_conversation(script, monkeypatch, capsys, tmp_path):
     folder = save_tiny(tmp_path / "model")
     session = ChatSession.load(folder)
     settings = GenerationArgs(do_sample=False, max_new_tokens=12)
-    first, second = session.reply("hi", settings), session.reply("and you?", settings)
+    first, second = (printable(session.reply(text, settings)) for text in ("hi", "and you?"))
     typed = b"hi\n\nand you?\nreset\nhi\nquit\nnever read\n"
     out = run_main(script, monkeypatch, capsys, "--model", folder, *GREEDY, typed=typed)
     start, _, talk = out.partition("You: ")

@@ -1,5 +1,6 @@
 """What `args.json` of a data folder says to the stages."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,18 +53,34 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
     raw = read_json(path)
     tokenizer = raw["tokenizer"] if isinstance(raw.get("tokenizer"), dict) else {}
     name = tokenizer.get("name") or raw.get("tokenizer_name")
-    for key, kind in (("mask_prompt", bool), ("ignore_index", int)):
-        if not isinstance(raw.get(key, kind()), kind):
-            raise ValueError(f"{path}: {key} is {raw[key]!r}, expected a value of type {kind.__name__}")
     if not name:
         raise ValueError(f'{path} names no tokenizer (expected {{"tokenizer": {{"name": ...}}}} or "tokenizer_name")')
+    values = {"mask_prompt": True, "ignore_index": -1, "chat_template": None, "dataset": None, **raw}
+    dataset = values["dataset"] or Path(data_dir).resolve().parent.name
+    for key, is_right, wanted in (
+        ("mask_prompt", isinstance(values["mask_prompt"], bool), "true or false"),
+        ("ignore_index", _is_integer(values["ignore_index"]), "an integer of 64 bits"),
+        ("chat_template", isinstance(values["chat_template"], str | None), "a text or null"),
+        ("dataset", not values["dataset"] or _is_folder_name(dataset), "a name of letters, digits, spaces, _.+-"),
+    ):
+        if not is_right:
+            raise ValueError(f"{path}: {key} is {values[key]!r:.100}, expected {wanted}")
     return DataInfo(
         path=Path(data_dir),
-        dataset=str(raw.get("dataset") or Path(data_dir).resolve().parent.name),
+        dataset=dataset,
         tokenizer_name=str(name),
         fingerprint=tokenizer.get("fingerprint"),
-        chat_template=raw.get("chat_template"),
-        mask_prompt=raw.get("mask_prompt", True),
-        ignore_index=raw.get("ignore_index", -1),
+        chat_template=values["chat_template"],
+        mask_prompt=values["mask_prompt"],
+        ignore_index=values["ignore_index"],
         raw=raw,
     )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def _is_folder_name(value: Any) -> bool:
+    """Whether an experiment folder of this name lies where it should: the name may come from anybody."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w .+-]{0,99}", value) is not None

@@ -239,7 +239,7 @@ def _earlier_stages(folder: Path, args: TextDataArgs, dataset: str, tokenizer: M
         same_ids = manifest["tokenizer"]["fingerprint"] == tokenizer["fingerprint"]
         found = {"dataset": manifest["dataset"], "tokenizer": manifest["tokenizer"]["name"]}
         found |= {name: entry["args"][name] for entry in stages.values() for name in names}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} was not written by this version ({type(error).__name__}: {error}); use another --destination_dir"
         ) from None

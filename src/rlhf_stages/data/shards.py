@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from rlhf_stages.data.dictionaries import is_whole, parse_dictionaries
+
 FORMAT_VERSION = 1
 _COLUMNS = {
     "tokens": torch.int32,
@@ -65,6 +67,11 @@ class ShardWriter:
 
     def __len__(self) -> int:
         return len(self._record_offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all records."""
+        return len(self._tokens)
 
     def add(
         self,
@@ -151,7 +158,7 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None,
     if not path.is_file():
         raise FileNotFoundError(f"no shard {path}; data_prep/<dataset>/prepare_data.py writes it (see its --stage)")
     try:
-        content: Any = torch.load(path, mmap=True, weights_only=True)
+        content: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch raises half a dozen types on a damaged file, and explains for a page
         reason = re.split(r"\. |\n", str(error))[0]
         raise ValueError(
@@ -226,14 +233,15 @@ def _offsets(lengths: Tensor) -> Tensor:
 def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or "format_version" not in content:
         raise ValueError(f"{path} is a {type(content).__name__}, expected a shard; prepare it again")
-    if content["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path} has format {content['format_version']}, this version reads {FORMAT_VERSION}")
+    version = content["format_version"]
+    if not isinstance(version, int) or version != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {version!r:.100}, this version reads {FORMAT_VERSION}")
     columns: dict[str, Tensor] = {}
     for name, dtype in _COLUMNS.items():
         if name == "ratings" and name not in content:
             continue
         column = content.get(name)
-        if not isinstance(column, Tensor) or column.dtype != dtype or column.dim() != 1:
+        if not isinstance(column, Tensor) or column.dtype != dtype or column.dim() != 1 or not is_whole(column):
             raise ValueError(f"{path}: column {name!r} is missing or not a flat {dtype} tensor; prepare it again")
         columns[name] = column
     records, segments, tokens = columns["record_offsets"], columns["segment_offsets"], columns["tokens"]
@@ -243,8 +251,8 @@ def _check_columns(content: Any, path: Path) -> dict[str, Tensor]:
         and int(records[0]) == int(segments[0]) == 0
         and int(records[-1]) == len(segments) - 1 == len(columns["truncated"])
         and int(segments[-1]) == len(tokens)
-        and bool((records.diff() > 0).all())
-        and bool((segments.diff() >= 0).all())
+        and bool((records[1:] > records[:-1]).all())  # their difference could run over
+        and bool((segments[1:] >= segments[:-1]).all())
         and len(columns.get("ratings", columns["truncated"])) == len(columns["truncated"])
     )
     if not whole:
@@ -269,38 +277,11 @@ def _check_ratings(columns: dict[str, Tensor], path: Path) -> None:
 
 
 def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
-    """Read the list-of-dictionaries form: one dictionary of numbers and 1-D integer tensors per record."""
-    writer, targets = ShardWriter(), []
-    for number, row in enumerate(rows):
-        try:
-            prompt_len = int(row["prompt_len"])
-            names = ["chosen_input_ids", "rejected_input_ids"] if "chosen_input_ids" in row else ["input_ids"]
-            sequences = [_flat_integers(row[name]) for name in names]
-            target = _flat_integers(row["targets"]).long() if "targets" in row else None
-            ratings = [float(row["margin"]), 0.0] if "margin" in row and len(sequences) == 2 else []
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{path}: record {number} is not a dictionary with prompt_len and input_ids, or prompt_len,"
-                f" chosen_input_ids and rejected_input_ids ({type(error).__name__}: {error})"
-            ) from None
-        shortest = min(len(sequence) for sequence in sequences)
-        if not 0 <= prompt_len <= shortest:
-            raise ValueError(f"{path}: record {number} has prompt_len {prompt_len}, expected 0 to {shortest}")
-        if target is not None and len(target) != len(sequences[0]):
-            raise ValueError(f"{path}: record {number} has {len(target)} targets for {len(sequences[0])} ids")
-        # texts tokenized as a whole may part within the prompt (a merge across its end): what both share is the prompt
-        parted = (sequences[0][:prompt_len] != sequences[-1][:prompt_len]).nonzero()
-        prompt_len = int(parted[0]) if len(parted) else prompt_len
-        responses = [sequence[prompt_len:].tolist() for sequence in sequences]
-        writer.add(sequences[0][:prompt_len].tolist(), responses, ratings=ratings)
+    """Read the list-of-dictionaries form."""
+    writer, targets, bytes_in_file = ShardWriter(), [], path.stat().st_size
+    for prompt, responses, ratings, target in parse_dictionaries(rows, path):
+        writer.add(prompt, responses, ratings=ratings)
         targets.append(target)
+        if writer.num_tokens > bytes_in_file:  # the same long record a million times makes a small file
+            raise ValueError(f"{path} holds more tokens than bytes: its records are one and the same")
     return Shard(writer.columns(), targets, path)
-
-
-def _flat_integers(values: Any) -> Tensor:
-    """The ids of a record as (T,) int32."""
-    given = torch.as_tensor(values)
-    ids = given.int()
-    if given.dim() != 1 or not bool((ids == given).all()):
-        raise ValueError(f"expected a flat tensor of 32-bit integers, got {given.dtype} of shape {tuple(given.shape)}")
-    return ids

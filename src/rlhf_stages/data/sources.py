@@ -3,37 +3,24 @@
 A hash of its key alone decides a record's stage: the stages are disjoint by key, in whatever order they are prepared.
 """
 
-import codecs
-import csv
-import gzip
 import hashlib
 import itertools
-import json
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf_stages.args import TextDataArgs
+from rlhf_stages.data.readers import READERS, BadLine, Line, is_text, read_saved
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"(?!.*\.(jsonl?|csv|tsv|txt|parquet|gz|zip)$)\w[\w.-]*(/\w[\w.-]*)?")
 _SPLIT = re.compile(r"(train|training|validation|valid|val|dev|test)(?![a-z])", re.IGNORECASE)
 
-
-class _BadLine(NamedTuple):
-    """Where a line is that could not be read, and why."""
-
-    line: int
-    why: str
-
-
-_Line = Mapping[str, Any] | _BadLine
-_Part = tuple[str, str, Callable[[], Iterable[_Line]]]  # Split, name for messages, what opens it
+_Part = tuple[str, str, Callable[[], Iterable[Line]]]  # Split, name for messages, what opens it
 
 
 class Source:
@@ -52,7 +39,7 @@ class Source:
         self.skipped, self.first_skipped = defaultdict(Counter), None
         for split, name, rows in self._parts:
             for row in rows():
-                if isinstance(row, _BadLine):
+                if isinstance(row, BadLine):
                     self.skipped[split]["bad line"] += 1
                     self.first_skipped = self.first_skipped or f"{name}, line {row.line}: {row.why}"
                 else:
@@ -73,13 +60,13 @@ def read_source(source: str, ignore: Sequence[str] = ()) -> Source:
     if path.is_file():
         parts = [_file_part(path)]
     elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        parts = _dataset_parts(_load(str(path), saved=True), source, ignore)
+        parts = _dataset_parts(read_saved(path), source, ignore)
     elif path.is_dir():
         parts = [_file_part(file) for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
         if not parts:
-            raise ValueError(f"--source {source}: the folder holds no file that ends in {', '.join(_READERS)}")
+            raise ValueError(f"--source {source}: the folder holds no file that ends in {', '.join(READERS)}")
     elif _HUB_ID.fullmatch(source):
-        parts = _dataset_parts(_load(source, saved=False), source, ignore)
+        parts = _dataset_parts(_load(source), source, ignore)
     else:
         raise FileNotFoundError(f"--source {source}: there is no such file or folder")
     return Source(parts)
@@ -92,14 +79,14 @@ def _split_of(name: str) -> str:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    files = (path for path in folder.rglob("*") if path.name.lower().endswith(tuple(_READERS)) and path.is_file())
+    files = (path for path in folder.rglob("*") if path.name.lower().endswith(tuple(READERS)) and path.is_file())
     return sorted(path for path in files if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
 
 def _file_part(path: Path) -> _Part:
-    reader = next((reader for suffix, reader in _READERS.items() if path.name.lower().endswith(suffix)), None)
+    reader = next((reader for suffix, reader in READERS.items() if path.name.lower().endswith(suffix)), None)
     if reader is None:
-        raise ValueError(f"--source {path}: expected a name that ends in {', '.join(_READERS)}")
+        raise ValueError(f"--source {path}: expected a name that ends in {', '.join(READERS)}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes); fetch it again, or leave it out")
     return _split_of(path.name), str(path), partial(reader, path)
@@ -114,86 +101,17 @@ def _dataset_parts(loaded: Any, name: str, ignore: Sequence[str]) -> list[_Part]
     ]
 
 
-def _load(source: str, saved: bool) -> Any:
+def _load(source: str) -> Any:
     import datasets
 
     try:
-        return datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
-    except Exception as error:  # offline, unknown, gated, damaged: a dozen types
-        wanted = "a readable save_to_disk folder" if saved else "a local path, nor a dataset that the hub gives"
+        return datasets.load_dataset(source)
+    except Exception as error:  # offline, unknown, gated: a dozen types
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{source!r} is not {wanted} ({why}); give --source a local file or folder") from None
-
-
-def _read_jsonl(path: Path) -> Iterator[_Line]:
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _parse_json(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is a broken gzip file ({error}, after line {number}); fetch it again") from None
-
-
-def _parse_json(line: bytes, number: int) -> _Line:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return _BadLine(number, "not UTF-8")
-    except (ValueError, RecursionError):
-        return _BadLine(number, "not JSON")
-    return record if isinstance(record, dict) else _BadLine(number, f"a JSON {type(record).__name__}, not an object")
-
-
-def _read_csv(path: Path) -> Iterator[_Line]:
-    # Bytes that are not UTF-8 come through as surrogates, so that they spoil their own row only.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file)
-        header: list[str] | None = None
-        while True:
-            try:
-                fields = next(rows, None)
-            except csv.Error as error:
-                yield _BadLine(rows.line_num, str(error))
-                continue
-            if fields is None:
-                return
-            if header is None:
-                header = fields
-            elif len(fields) not in (0, len(header)):
-                yield _BadLine(rows.line_num, f"{len(fields)} fields, the header has {len(header)}")
-            elif not _is_text("".join(fields)):
-                yield _BadLine(rows.line_num, "not UTF-8")
-            elif fields:
-                yield dict(zip(header, fields, strict=True))
-
-
-def _is_text(text: str) -> bool:
-    """False if half of a surrogate pair is in it, which JSON can spell and neither UTF-8 nor a tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _read_parquet(path: Path) -> Iterator[_Line]:
-    import pyarrow.parquet
-
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1000):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
-
-
-_READERS: dict[str, Callable[[Path], Iterator[_Line]]] = {
-    ".jsonl": _read_jsonl,
-    ".jsonl.gz": _read_jsonl,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
+        raise ValueError(
+            f"{source!r} is not a local path, nor a dataset that the hub gives ({why}); give --source a local file or"
+            " folder"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -277,7 +195,7 @@ def _used_responses(example: Example, stage: str) -> tuple[str, ...]:
     if len(example.responses) < needed:
         raise SkipRecord("missing rejected" if example.responses else "missing chosen")
     responses = example.responses if stage == "preference" else example.responses[:needed]
-    if not all(map(_is_text, (example.key, example.prompt, *responses))):
+    if not all(map(is_text, (example.key, example.prompt, *responses))):
         raise SkipRecord("not text")
     if not example.prompt.strip():
         raise SkipRecord("empty prompt")

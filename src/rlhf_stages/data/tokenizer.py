@@ -30,8 +30,8 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         raise ValueError(f"no folder {name_or_path!r}, though {str(path.parent)!r} is one; a hub id is owner/name")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a damaged folder raises half a dozen types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"no tokenizer could be loaded from {name_or_path!r} (hub id or folder?): {reason}") from None
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
         names = {"bos_token": tokenizer.cls_token, "eos_token": tokenizer.sep_token}

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from rlhf_stages.evaluation.policies import Reply
+from rlhf_stages.terminal import printable
 
 
 def comparison_table(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -23,11 +24,11 @@ def side_by_side(replies: Mapping[str, Sequence[Reply]], count: int, width: int 
     blocks = []
     label = max(map(len, replies)) + 2
     for row in range(min(count, *(len(column) for column in replies.values()))):
-        lines = [next(iter(replies.values()))[row].prompt.strip()]
+        lines = [printable(next(iter(replies.values()))[row].prompt.strip())]
         for name, column in replies.items():
             reply = column[row]
             gold = "" if reply.gold is None else f"  [gold {reply.gold:.2f}]"
-            text = textwrap.wrap(" ".join(reply.text.split()) + gold, width - label) or [""]
+            text = textwrap.wrap(printable(" ".join(reply.text.split())) + gold, width - label) or [""]
             lines += [f"{name if i == 0 else '':>{label - 2}}  {line}" for i, line in enumerate(text)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

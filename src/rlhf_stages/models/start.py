@@ -30,7 +30,8 @@ def check_model_name(model_name: str | None, parent_args: dict[str, Any], flag: 
     Raises:
         ValueError: the two differ.
     """
-    parent = parent_args.get("model_args", {}).get("model_name")
+    model_args = parent_args.get("model_args")
+    parent = model_args.get("model_name") if isinstance(model_args, dict) else None
     if None not in (model_name, parent) and model_name != parent:
         raise ValueError(
             f"--model_name={model_name} contradicts {flag}, which was made from {parent}; its weights come from there,"

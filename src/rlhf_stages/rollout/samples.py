@@ -14,8 +14,8 @@ from rlhf_stages.rollout.generation import Responses, generate, make_sampler
 from rlhf_stages.tracking import Tracker
 
 
-def load_example_prompt(data_dir: Path, fabric: Fabric) -> PromptBatch:
-    """Read example_prompt.pt: a dictionary with `input_ids` and `attention_mask`, (1, P) each.
+def load_example_prompt(data_dir: Path, fabric: Fabric, vocab_size: int | None = None) -> PromptBatch:
+    """Read example_prompt.pt: a dictionary with `input_ids`, of a vocabulary, and `attention_mask`, (1, P) each.
 
     Raises:
         FileNotFoundError: not there. ValueError: not such a dictionary.
@@ -24,10 +24,13 @@ def load_example_prompt(data_dir: Path, fabric: Fabric) -> PromptBatch:
     if not path.is_file():
         raise FileNotFoundError(f"no {path}; data_prep/<dataset>/prepare_data.py writes it")
     try:
-        content = torch.load(path, weights_only=True)
-        return PromptBatch(
-            content["input_ids"].to(fabric.device).long(), content["attention_mask"].to(fabric.device).bool()
-        )
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        ids, mask = content["input_ids"], content["attention_mask"]
+        if not ids.shape == mask.shape == (1, ids.numel()) or not ids.is_contiguous() or not mask.is_contiguous():
+            raise TypeError  # also what a stride of 0 makes look like terabytes
+        if not 0 <= int(ids.min()) <= int(ids.max()) < (2**31 if vocab_size is None else vocab_size):
+            raise IndexError
+        return PromptBatch(ids.to(fabric.device).long(), mask.to(fabric.device).bool())
     except Exception as error:  # torch raises half a dozen types on a damaged file
         raise ValueError(
             f"{path} is damaged, or not a dictionary with `input_ids` and `attention_mask` ({type(error).__name__});"

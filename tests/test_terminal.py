@@ -1,0 +1,42 @@
+import html
+
+import pytest
+from tensorboard.plugin_util import markdown_to_safe_html
+
+from rlhf_stages.terminal import printable, without_links
+
+
+def test_control_characters_are_spelled_out():
+    text = "a\x1b[31mred\x07\r\n\tb\x7f\x9b2J\x00"
+    assert printable(text) == "a\\x1b[31mred\\x07\\x0d\n\tb\\x7f\\x9b2J\\x00"
+
+
+def test_every_other_text_stays_as_it_is():
+    text = "tab\tline\n naïve 答案 𝛑 \xa0 \u200d 👩‍💻"
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![x](http://a.example/x.png)",
+        "[x](http://a.example)",
+        "![x][1]\n\n[1]: http://a.example/x.png",
+        "<http://a.example>",
+        "<img src=http://a.example/x.png>",
+        "<script>alert(1)</script>",
+        "\\![x](http://a.example/x.png)",
+        "&#33;&#91;x&#93;(http://a.example/x.png)",
+        "&lt;img src=http://a.example/x.png&gt;",
+        "`` ![x](http://a.example/x.png)",
+    ],
+)
+def test_no_text_becomes_a_link_or_an_image_in_tensorboard(text):
+    shown = markdown_to_safe_html(without_links(text))
+    assert not any(tag in shown for tag in ("<img", "<a", "<script", "href"))
+    if "\n" not in text and "`" not in text:
+        assert html.unescape(shown) == f"<p>{text}</p>"  # and the reader sees what was said
+
+
+def test_tensorboard_would_have_shown_the_image():
+    assert "<img" in markdown_to_safe_html("![x](http://a.example/x.png)")
