@@ -3,6 +3,7 @@
 # make pipeline DATASET=helpful_harmless MODEL=facebook/opt-350m [SOURCE=...] [SEED=1] [NAME=...]
 #                  prepare, sft, rm, ppo; what is done is not done again, and deleting a stage's folder reruns it and
 #                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
+# make soak SECONDS=600   faults on purpose, compared with undisturbed runs; make kill-points, make fuzz: see below
 # make dpo         the same with DPO in place of reward model and PPO
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ PY := $(BIN)/python
 # preparing the later stages' data goes on beside SFT
 MAKEFLAGS += --jobs=2
 
+SECONDS ?= 600
 DATASET ?= helpdesk
 MODEL ?= models/helpdesk-tiny
 SEED ?=
@@ -30,7 +32,7 @@ STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo test test-fast fuzz mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/evaluation.txt
@@ -49,6 +51,14 @@ test-fast: typecheck
 # 10,000 wrong inputs of each format, about five minutes on two cores; `make test` has the first hundred
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=10000 $(BIN)/pytest -n auto --dist=worksteal tests/fuzz
+
+# the embedded pipeline in a loop with kills, signals, full disks, damaged checkpoints and a clock that jumps
+soak: $(INSTALLED)
+	$(PY) tests/soak/soak.py --seconds=$(SECONDS)
+
+# runs killed at 200 random moments, resumed, and compared bit by bit; some ten minutes
+kill-points: $(INSTALLED)
+	$(PY) tests/soak/kill_points.py --points=200 --jobs=2
 
 # each single-line fault of tests/mutants.md has to make a fast test fail
 mutants: $(INSTALLED)

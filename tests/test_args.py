@@ -574,7 +574,7 @@ def test_run_turns_a_users_error_into_one_line_and_exit_code_2(capsys, error):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (Interrupted("SIGTERM: stopped after step 3 of 9, all saved"), 75, "saved; the same command with --resume continues"),
+        (Interrupted("SIGTERM: stopped"), 75, "SIGTERM: stopped; the same command with --resume continues"),
         (Interrupted("SIGTERM: stopped", is_first=False), 0, ""),
         (KeyboardInterrupt(), 130, ""),
         (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),

@@ -7,6 +7,7 @@ must not import torch: `--help` has to answer at once.
 import argparse
 import dataclasses
 import difflib
+import errno
 import re
 import sys
 import time
@@ -25,6 +26,8 @@ from rlhf_stages.terminal import printable
 STARTED = time.monotonic()
 # a run that was stopped and can be continued with --resume (EX_TEMPFAIL of sysexits.h)
 EXIT_INTERRUPTED = 75
+# called before a script ends with an error, so that its message gets a line of its own
+before_error: list[Callable[[], object]] = []
 
 
 class Interrupted(Exception):
@@ -132,12 +135,15 @@ def run(main: Callable[[], object]) -> None:
         main()
     except Interrupted as stop:
         if stop.exit_code:
-            print(f"{stop}; the same command with --resume continues", file=sys.stderr)
+            print(f"{printable(str(stop))}; the same command with --resume continues", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except Finished as done:
-        print(done)
+        print(printable(str(done)))
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        for call in before_error:
+            call()
+        hint = "; make room, and go on with --resume" if getattr(error, "errno", None) == errno.ENOSPC else ""
+        print(f"error: {printable(str(error))}{hint}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlhf_stages.checkpoint import Checkpoints, check_whole
 from rlhf_stages.files import read_json, write_json, write_text
+from rlhf_stages.terminal import printable
 
 STAGES = ("sft", "rm", "ppo", "dpo")
 _LIBRARIES = ("rlhf_stages", "torch", "lightning", "transformers", "torchmetrics", "peft", "tokenizers")
@@ -56,6 +57,8 @@ class Experiment:
         Raises:
             FileExistsError: the folder holds a run already and `overwrite` is not set.
         """
+        for leftover in directory.glob(".args.json.*"):  # of a run that was killed before it had begun
+            leftover.unlink()
         if directory.exists() and any(directory.iterdir()):
             if not overwrite:
                 raise FileExistsError(
@@ -235,6 +238,7 @@ def stage_name(checkpoint: Path, taken: Container[str] = ()) -> str:
     """A short name for a checkpoint in tables: its stage, or its folder; numbered where that is taken."""
     args_file = checkpoint.parent.parent / "args.json"
     name = str(read_json(args_file).get("stage", checkpoint.name)) if args_file.is_file() else checkpoint.name
+    name = printable(name[:40])
     number = 2
     unique = name
     while unique in taken:

@@ -7,6 +7,7 @@ and the number of the step (which samples come next follows from that and the se
 
 import json
 import math
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -202,24 +203,28 @@ class Keeper:
         try:
             with quiet():
                 self._experiment.checkpoints.publish(step, writers)
-            self._experiment.point_to("latest", step)
-            if self._experiment.checkpoints.path(best_step).is_dir():
-                self._experiment.point_to("best", best_step)
-            self._prune(step, best_step)
+            self._settle(step, best_step)
         except BaseException as error:  # raised again by whoever waits
             self._problem = error
         self._interruption.save_seconds = time.monotonic() - started
 
-    def _prune(self, step: int, best_step: int) -> None:
-        """Remove old checkpoints, once the newest is known to be readable."""
-        if self._args.keep_last is None:
-            return
-        check_whole(self._experiment.checkpoints.path(step), resumable=True)
-        for old in self._experiment.checkpoints.steps()[: -self._args.keep_last]:
-            if old != best_step or not self._args.keep_best:
-                self._experiment.checkpoints.remove(old)
-                if old == best_step:
-                    (self._experiment.dir / "best").unlink(missing_ok=True)
+    def _settle(self, step: int, best_step: int) -> None:
+        """Name the latest and the best checkpoint, and remove old ones once the newest is known to be readable.
+
+        A resumed run does it again: the kill may have come right after the checkpoint got its name.
+        """
+        experiment, keep = self._experiment, self._args.keep_last
+        experiment.point_to("latest", step)
+        steps = experiment.checkpoints.steps()
+        old = [s for s in steps[:-keep] if s != best_step or not self._args.keep_best] if keep else []
+        if old:
+            check_whole(experiment.checkpoints.path(step), resumable=True)
+        if best_step in steps and best_step not in old:
+            experiment.point_to("best", best_step)
+        else:
+            (experiment.dir / "best").unlink(missing_ok=True)
+        for step in old:
+            experiment.checkpoints.remove(step)
 
     def wait(self) -> None:
         """Until the last save is on the disk."""
@@ -230,24 +235,34 @@ class Keeper:
             problem, self._problem = self._problem, None
             steps = self._experiment.checkpoints.steps()
             kept = f"the checkpoint of step {steps[-1]} is whole" if steps else "there is none yet"
-            raise OSError(f"a checkpoint could not be written ({problem}); {kept}: make room, and go on with --resume")
+            free = (
+                shutil.disk_usage(self._experiment.dir).free / 1e6
+            )  # some libraries' errors do not say that it is full
+            raise OSError(
+                f"a checkpoint could not be written ({problem}); {free:,.1f} MB of the disk are free, and {kept}:"
+                " make room, and go on with --resume"
+            )
 
     # Resuming
 
     def _resume(self, folder: Path) -> None:
         """Take over everything from a checkpoint."""
-        state = read_state(folder, "state")
-        self.progress = Progress(**json.loads(state["progress"]))
-        for name, model in self._models.items():
-            restore_model(unwrap(model), folder / name)
-        for name, part in self._parts.items():
-            part.load_state_dict(read_state(folder, name))
-        if len(state["devices"]) == self._fabric.world_size:  # else --resume_override: other devices, other samples
-            local = state["devices"][self._fabric.global_rank]
-            self._averages.load_state_dict(local["averages"])
-            set_random_state(local["random"])
-        if self._is_first and self._experiment.checkpoints.path(self.progress.best_step).is_dir():
-            self._experiment.point_to("best", self.progress.best_step)
+        try:
+            state = read_state(folder, "state")
+            self.progress = Progress(**json.loads(state["progress"]))
+            for name, model in self._models.items():
+                restore_model(unwrap(model), folder / name)
+            for name, part in self._parts.items():
+                part.load_state_dict(read_state(folder, name))
+            if len(state["devices"]) == self._fabric.world_size:  # else --resume_override: other devices, other samples
+                local = state["devices"][self._fabric.global_rank]
+                self._averages.load_state_dict(local["averages"])
+                set_random_state(local["random"])
+        except Exception as error:  # each part refuses what is not its own in its own way
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(f"--resume: {folder} does not fit this run ({reason})") from None
+        if self._is_first:
+            self._settle(self.progress.step, self.progress.best_step)
         self._tracker.message(f"resumed after step {self.progress.step} of {self._total_steps}")
 
 

@@ -81,9 +81,13 @@ def read_state(folder: Path, name: str) -> Any:
     """Read it.
 
     Raises:
-        ValueError: the checkpoint does not have it.
+        ValueError: the checkpoint does not have it, or it holds more than numbers and text.
     """
     path = folder / RESUME_DIR / f"{name}.pt"
     if not path.is_file():
         raise ValueError(f"{folder} has no {RESUME_DIR}/{name}.pt: it was saved with other arguments, or damaged")
-    return torch.load(path, weights_only=True)
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises half a dozen types, and explains for a page
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is not a readable state ({type(error).__name__}: {reason})") from None

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, MinMetric
 from tqdm import tqdm
 
+from rlhf_stages.cli import before_error
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.files import flush, write_text
 from rlhf_stages.functional.masking import mean_std, moments
@@ -143,6 +144,7 @@ class Tracker:
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
             disable=not self._active,
         )
+        before_error.append(self._bar.close)
 
     def advance(self) -> None:
         """One step is done."""

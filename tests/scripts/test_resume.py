@@ -1,5 +1,6 @@
 """Runs that are stopped, killed, continued and refused, each through its script's main()."""
 
+import hashlib
 import json
 import math
 import os
@@ -302,6 +303,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tiny_run, tmp_path, 
     assert (folder / "latest").read_text() == "step-000002\n"
     go(tiny_run, tmp_path, "rm", "--resume")
     same(folder, finished("rm"))
+
+
+def test_a_whole_checkpoint_of_another_shape_is_one_error(tiny_run, tmp_path, finished):
+    copy = copy_of(finished("rm"), tmp_path)
+    folder = copy / "checkpoints" / "step-000004"
+    torch.save({"state": {}, "param_groups": []}, folder / "resume" / "optimizer.pt")
+    listed = json.loads((folder / "manifest.json").read_text())
+    content = (folder / "resume" / "optimizer.pt").read_bytes()
+    listed["files"]["resume/optimizer.pt"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match=r"--resume: .*step-000004 does not fit this run \(ValueError: loaded state dict"):
+        go(tiny_run, tmp_path, "rm", "--resume=4")
 
 
 # What is kept

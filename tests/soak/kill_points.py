@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Kill runs at random moments, let them go on, and compare each with an undisturbed one, bit by bit.
+"""Kill runs at random moments, resume them, and compare the end with an undisturbed run, bit by bit.
 
-    python tests/soak/kill_points.py --points=200 --jobs=2
-
-Stages on tiny models; a point is a stage, a phase in it (rollout, update, save) and a moment in that phase. Prints a
-table and exits with 1 if a run differs.
+Every point: a run of some kind in a fresh folder, SIGKILL in a phase chosen beforehand, the same command with
+`--resume` until it ends with 0 (some are killed once more on the way), and all files compared but logs/ and timing.csv.
 """
 
 import argparse
@@ -17,194 +15,277 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+import forks
+import material
+from forks import Hung
+from phases import SAVING, Board, install, watch_files
 
-from harness import differences, finish, start
-
-from helpers import save_causal, write_toy_data
-
-STEPS = ["--max_steps=7", "--save_interval=2", "--eval_interval=3", "--log_interval=3", "--lr_warmup_steps=2"]
-LEARN = ["--learning_rate=1e-3", "--epochs=2"]
-TOKENS = "--max_new_tokens=5"
-LORA = ["--finetune_mode=lora", "--lora_rank=2", "--lora_alpha=8"]
-PPO = [
-    *STEPS[:4], "--rollout_size=8", "--rollout_mini_batch_size=5", "--mini_batch_size=6", "--micro_batch_size=3",
-    "--epochs=3", "--eval_iters=1", "--ppo_epochs=2", "--adaptive_kl_coeff", "--actor_learning_rate=1e-3", TOKENS,
-]  # fmt: skip
-CRITIC = ["--critic_learning_rate=1e-3", "--normalize_values"]
-# how often each is killed, out of 20, and in which phases
-KINDS = {
-    "sft": (3, ("update", "save"), [*STEPS, *LEARN, TOKENS]),
-    "sft-lora": (1, ("update", "save"), [*STEPS, *LEARN, *LORA, "--lora_dropout=0.2", TOKENS]),
-    "rm": (3, ("update", "save"), [*STEPS, *LEARN]),
-    "dpo": (3, ("update", "save"), [*STEPS, *LEARN, TOKENS]),
-    "ppo": (7, ("rollout", "update", "save"), [*PPO, *CRITIC]),
-    "ppo-keep": (1, ("save",), [*PPO, *CRITIC, "--keep_last=1"]),
-    "ppo-lora": (1, ("rollout", "update", "save"), [*PPO, *CRITIC, *LORA]),
-    "ppo-shared": (1, ("rollout", "update", "save"), [*PPO, "--share_actor_critic"]),
-}
+# phases that points are aimed at, and how often; "file": right before some change to a file
+AIMS = {
+    "ppo": {"rollout": 4, "update": 4, "copy": 2, "write": 3, "settle": 1, "start": 1, "eval": 1, "log": 1, "end": 1,
+            "file": 3},
+    "": {"update": 3, "copy": 1, "write": 3, "settle": 1, "start": 1, "eval": 1, "log": 1, "end": 1, "file": 3},
+}  # fmt: skip
+SECOND_KILL = 0.35
+# so many kills of one point miss their phase before any moment will do
+TRIES = 4
+# one in so many points is resumed by a Python of its own
+FRESH = 20
 
 
-@dataclass(frozen=True)
-class World:
-    """Data, models and undisturbed runs that all points share."""
+@dataclass
+class Undisturbed:
+    """A run that nobody killed, and what another one of its kind showed: phases, and the changes it made to files."""
 
     folder: Path
-    device: tuple[str, ...]
-
-    def argv(self, kind: str, runs: Path) -> list[str]:
-        """The command line of a kind of run, without its script."""
-        stage, parents = kind.partition("-")[0], self.folder / "parents" / "toy" / "tiny"
-        start = {
-            "sft": [f"--model_name={self.folder / 'model'}"],
-            "rm": [f"--sft_experiment_dir={parents / 'sft'}"],
-            "dpo": [f"--sft_experiment_dir={parents / 'sft'}"],
-            "ppo": [f"--sft_experiment_dir={parents / 'sft'}", f"--rm_experiment_dir={parents / 'rm'}"],
-        }[stage]
-        common = [f"--data_dir={self.folder / 'toy' / 'tiny'}", f"--log_dir={runs}", *self.device]
-        return [*common, *start, *KINDS[kind][2]]
-
-    def undisturbed(self, kind: str) -> Path:
-        """The run that the others are compared with."""
-        return self.folder / "undisturbed" / kind / "toy" / "tiny" / kind.partition("-")[0]
+    seconds: float
+    entries: dict[str, int]
+    lasts: dict[str, float]
+    operations: list[str]
 
 
-def script_of(kind: str) -> str:
-    """Path of its script."""
-    return f"scripts/rlhf_{kind.partition('-')[0]}.py"
+@dataclass
+class Result:
+    """What became of a point."""
+
+    number: int
+    kind: str
+    aim: str
+    died: str = ""
+    kills: int = 0
+    resumed: str = ""
+    fresh: bool = False
+    differences: list[str] = field(default_factory=list)
+    problem: str = ""
 
 
-def make_world(folder: Path, device: tuple[str, ...], kinds: list[str]) -> tuple[World, dict[str, Counter[str]]]:
-    """Make data, models, parents and undisturbed runs; also how often each phase comes in each kind."""
-    world = World(folder, device)
-    write_toy_data(folder / "toy" / "tiny")
-    save_causal(folder / "model", dropout=0.1)
-    for kind in ("sft", "rm"):
-        finish(script_of(kind), world.argv(kind, folder / "parents"), folder / "parents.log")
-    counts = {}
-    for kind in kinds:
-        child = start(script_of(kind), world.argv(kind, folder / "undisturbed" / kind), folder / f"{kind}.log")
-        if child.wait():
-            raise RuntimeError(f"{kind}: {child.log.read_text()[-3000:]}")
-        counts[kind] = Counter({phase: child.phases.read(phase)[0] for phase in KINDS[kind][1]})
-    return world, counts
+def main():
+    """Make the material, the undisturbed runs, and the points; 1 if anything differs."""
+    args = parse()
+    started = time.monotonic()
+    forks.load()
+    work = Path(tempfile.mkdtemp(prefix="kill-points-", dir=args.dir))
+    material.make(work, args.device)
+    points = plan(args.points, args.kinds, args.aims, args.seed)
+    undisturbed = {kind: measure(work, kind, args.device) for kind in sorted({kind for kind, _ in points})}
+    print(f"{len(undisturbed)} undisturbed runs, and a second of each that is the same", flush=True)
+    results = share_out(work, args, points, undisturbed)
+    bad = [r for r in results if r.differences or r.problem]
+    report = {
+        "device": args.device,
+        "points": len(results),
+        "kills": sum(r.kills for r in results),
+        "differences": len(bad),
+        "seconds": round(time.monotonic() - started, 1),
+        "results": [asdict(r) for r in results],
+    }
+    if args.output:
+        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    print(table(results))
+    for result in bad:
+        print(f"point {result.number} ({result.kind}, {result.aim}): {result.problem} {result.differences}")
+    print(f"points {len(results)}, kills {report['kills']}, {report['seconds']} s on {args.device}")
+    print(f"differences {len(bad)}")
+    if bad or args.keep:
+        print(f"kept {work}")
+    else:
+        shutil.rmtree(work)
+    return 1 if bad or len(results) != len(points) else 0
 
 
-def kill_point(world: World, kind: str, phase: str, nth: int, seed: int, runs: Path) -> dict[str, object]:
-    """Kill a run in a phase when that comes for the n-th time, let it go on, and compare."""
-    rng, script, argv = random.Random(seed), script_of(kind), world.argv(kind, runs)
-    child = start(script, argv, runs / "log")
-    child.wait_for(lambda: child.phases.read(phase)[0] >= nth)
-    time.sleep(rng.choice([0, rng.uniform(0, 0.002), rng.uniform(0, 0.02)]))
-    inside = child.phases.read(phase)[1] > 0
-    child.send(signal.SIGKILL)
-    killed = child.wait() == -signal.SIGKILL
-    folder = runs / "toy" / "tiny" / kind.partition("-")[0]
-    had = len(list((folder / "checkpoints").glob("step-*"))) if folder.is_dir() else 0
-    kills = int(killed)
-    while True:
-        child = start(script, [*argv, "--resume"], runs / "log")
-        if kills < 2 and rng.random() < 0.25:  # also the run that goes on may be killed
-            time.sleep(rng.uniform(0, 1.0))
-            child.send(signal.SIGKILL)
-        code = child.wait()
-        if code == 0:
-            break
-        if code != -signal.SIGKILL:
-            end = (runs / "log").read_text(encoding="utf-8", errors="replace")[-1500:]
-            return {"kind": kind, "phase": phase, "killed": killed, "different": [f"exit code {code}: {end}"]}
-        kills += 1
-    different = differences(world.undisturbed(kind), folder)
-    return {"kind": kind, "phase": phase, "killed": killed, "inside": inside, "resumed": had > 0, "kills": kills,
-            "different": different}  # fmt: skip
-
-
-def points_of(count: int, counts: dict[str, Counter[str]], seed: int) -> list[tuple[str, str, int, int]]:
-    """Kind, phase, how often that has to come, and a seed of each point; the phases of a kind in turn."""
-    rng, kinds = random.Random(seed), [kind for kind in counts for _ in range(KINDS[kind][0])]
-    turns: Counter[str] = Counter()
-    points = []
-    for i in range(count):
-        kind = kinds[i * 7 % len(kinds)]
-        phases = KINDS[kind][1]
-        phase = phases[turns[kind] % len(phases)]
-        turns[kind] += 1
-        points.append((kind, phase, rng.randint(1, max(counts[kind][phase], 1)), rng.randrange(2**31)))
-    return points
-
-
-def work(world: World, points: list[tuple[str, str, int, int]], out: Path, name: int) -> None:
-    """Take points one after the other; a line of JSON for each."""
-    with out.open("w", encoding="utf-8") as file:
-        for i, (kind, phase, nth, seed) in enumerate(points):
-            runs = world.folder / "points" / f"{name}-{i}"
-            result = kill_point(world, kind, phase, nth, seed, runs)
-            file.write(json.dumps({**result, "nth": nth, "seed": seed}) + "\n")
-            file.flush()
-            if not result["different"]:
-                shutil.rmtree(runs)
-
-
-def table(results: list[dict[str, object]]) -> str:
-    """A row per stage and phase."""
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    for r in results:
-        row = rows.setdefault((str(r["kind"]).partition("-")[0], str(r["phase"])), Counter())
-        row.update(points=1, killed=int(bool(r["killed"])), inside=int(bool(r.get("inside"))))
-        row.update(resumed=int(bool(r.get("resumed"))), different=int(bool(r["different"])))
-    names = ("points", "killed", "inside", "resumed", "different")
-    lines = [f"{'stage':6} {'phase':8} " + " ".join(f"{name:>9}" for name in names)]
-    lines += [f"{s:6} {p:8} " + " ".join(f"{row[name]:9}" for name in names) for (s, p), row in sorted(rows.items())]
-    total = Counter({name: sum(row[name] for row in rows.values()) for name in names})
-    return "\n".join([*lines, f"{'all':15} " + " ".join(f"{total[name]:9}" for name in names)])
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Kill, resume, compare; 1 if something differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1, help="points at a time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda runs with --deterministic")
-    parser.add_argument("--output", type=Path, help="also write all points to this JSON file")
-    args = parser.parse_args(argv)
-    device = (f"--accelerator={args.device}", "--devices=1", *(["--deterministic"] if args.device == "cuda" else []))
-    with tempfile.TemporaryDirectory() as name:
-        folder, started = Path(name), time.monotonic()
-        world, counts = make_world(folder, device, args.kinds)
-        points = points_of(args.points, counts, args.seed)
-        workers = []
-        for job in range(args.jobs):  # processes, since threads and fork do not mix
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    work(world, points[job :: args.jobs], folder / f"job{job}.jsonl", job)
-                    code = 0
-                finally:
-                    os._exit(code)
-            workers.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers]
-        results = [
-            json.loads(line)
-            for job in range(args.jobs)
-            for line in (folder / f"job{job}.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
-        if args.output:
-            args.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(table(results))
+    parser.add_argument("--device", choices=material.DEVICES, default="cpu")
+    names = partial(str.split, sep=",")
+    parser.add_argument("--kinds", type=names, default=list(material.KINDS), help="comma-separated")
+    parser.add_argument("--aims", type=names, help="phases, comma-separated")
+    parser.add_argument("--output", help="JSON file to write")
+    parser.add_argument("--dir", help="where to make the working folder")
+    parser.add_argument("--keep", action="store_true", help="do not remove it")
+    return parser.parse_args()
+
+
+def plan(points, kinds, only, seed):
+    """Kind and aim of each point, each as often as it should be, in a random order."""
+    chosen = list(islice(spread({kind: material.KINDS[kind][2] for kind in kinds}), points))
+    rng = random.Random(seed)
+    aims = {}
+    for family, weights in AIMS.items():
+        wanted = sum(family_of(kind) == family for kind in chosen)
+        weights = {aim: weight for aim, weight in weights.items() if not only or aim in only}
+        aims[family] = list(islice(spread(weights), wanted))
+        rng.shuffle(aims[family])
+    return [(kind, aims[family_of(kind)].pop()) for kind in chosen]
+
+
+def family_of(kind):
+    return "ppo" if material.KINDS[kind][0] == "ppo" else ""
+
+
+def spread(weights):
+    """The names again and again, each as often as its weight says, as evenly as can be."""
+    for lap in count():
+        yield from (
+            name for _, name in sorted(((i + 0.5) / n + lap, name) for name, n in weights.items() for i in range(n))
+        )
+
+
+def measure(work, kind, device):
+    """An undisturbed run, and one that is watched; they have to be the same."""
+    folders = [work / f"{kind}-{name}" for name in ("undisturbed", "watched")]
+    board, names, seconds = Board(), work / f"{kind}-operations", []
+    watch = [(), (partial(install, board), partial(watch_files, board, folders[1], names=names))]
+    for folder, before in zip(folders, watch, strict=True):
+        folder.mkdir()
+        started, log = time.monotonic(), work / f"{folder.name}.log"
+        material.expect(material.stage_child(*material.arguments(kind, device), folder, log, before), log)
+        seconds.append(time.monotonic() - started)
+    found = material.differences(*map(experiment, folders, [kind] * 2))
+    if found:
+        raise RuntimeError(f"{kind}: two undisturbed runs differ in {found}")
+    aims = {aim for family in AIMS.values() for aim in family} - {"file"}
+    entries, lasts = ({aim: of(aim) for aim in aims} for of in (board.entries, board.seconds))
+    return Undisturbed(folders[0], min(seconds), entries, lasts, names.read_text().splitlines())
+
+
+def experiment(folder, kind):
+    return folder / "toy" / "tiny" / material.KINDS[kind][0]
+
+
+def share_out(work, args, points, undisturbed):
+    """Results of all points, in so many processes at a time."""
+    workers = []
+    for job in range(args.jobs):
+        output = work / f"results-{job}"
+
+        def call(job=job, output=output):
+            with output.open("w") as file:
+                for number in range(job, len(points), args.jobs):
+                    result = run_point(work, args, number, *points[number], undisturbed[points[number][0]])
+                    file.write(json.dumps(asdict(result)) + "\n")
+                    file.flush()
+
+        workers.append((forks.Child(call, work, work / f"job-{job}.log"), output, work / f"job-{job}.log"))
+    for worker, _, log in workers:
+        if worker.wait(patience=1e6):
+            print(log.read_text())
+    lines = [line for _, output, _ in workers for line in output.read_text().splitlines()]
+    return sorted((Result(**json.loads(line)) for line in lines), key=lambda result: result.number)
+
+
+def run_point(work, args, number, kind, aim, undisturbed):
+    """One point; its folder stays if something is wrong."""
+    folder, log = work / f"point-{number:03d}", work / f"point-{number:03d}.log"
+    folder.mkdir()
+    result = Result(number, kind, aim, fresh=args.device == "cpu" and number % FRESH == FRESH - 1)
+    rng = random.Random(f"{args.seed}/{number}")
+    try:
+        result.died = kill_somewhere(folder, log, args.device, kind, aim, undisturbed, rng)
+        result.kills = 1
+        go_on(folder, log, args.device, result, undisturbed, rng)
+        result.differences = material.differences(experiment(undisturbed.folder, kind), experiment(folder, kind))
+    except (Hung, RuntimeError) as error:
+        result.problem = str(error)
+    text = log.read_text()
+    result.problem = result.problem or ("a traceback" if "Traceback" in text else "")
+    if not (result.problem or result.differences or args.keep):
+        shutil.rmtree(folder)
+        log.unlink()
+    return result
+
+
+def kill_somewhere(folder, log, device, kind, aim, undisturbed, rng):
+    """Start the run and kill it in the phase, if need be with several tries; returns the phase it died in."""
+    for attempt in range(TRIES):
+        for path in folder.iterdir():
+            shutil.rmtree(path)
+        board = Board()
+        before = [partial(install, board)]
+        if aim == "file":
+            # of each sort of change the same number, and of those any
+            sorts = {}
+            for i, operation in enumerate(undisturbed.operations):
+                sorts.setdefault("".join("#" if c.isdigit() else c for c in operation), []).append(i + 1)
+            before.append(partial(watch_files, board, folder, rng.choice(sorts[rng.choice(sorted(sorts))])))
+        child = material.stage_child(*material.arguments(kind, device), folder, log, before)
+        if aim == "file":
+            code = child.wait()
+        else:
+            code = strike(child, board, aim, rng.randint(1, undisturbed.entries[aim]), undisturbed.lasts[aim], rng)
+        if code not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"exit code {code} before the kill")
+        main, writer = board.now()
+        if code == -signal.SIGKILL and (aim in ("file", main, writer) or attempt == TRIES - 1):
+            return aim if aim in ("file", main, writer) else writer if writer != "-" else main
+    return "missed"
+
+
+def strike(child, board, phase, times, lasts, rng):
+    """Kill a child in a phase that it enters for the n-th time; returns its exit code."""
+    while board.entries(phase) < times and not child.ended():
+        time.sleep(0.0002)
+    time.sleep(rng.uniform(0, lasts))
+    child.send(signal.SIGKILL)
+    return child.wait()
+
+
+def go_on(folder, log, device, result, undisturbed, rng):
+    """Resume until the end, with another kill on the way if chance will have it."""
+    kind = result.kind
+    if rng.random() < SECOND_KILL:
+        board = Board()
+        early = rng.random() < 0.5  # among what is put right at the start
+        before = [partial(install, board)]
+        if early:
+            before.append(partial(watch_files, board, folder, rng.randint(1, 25)))
+        child = material.stage_child(*material.arguments(kind, device, "--resume"), folder, log, before)
+        if not early:
+            wait = rng.uniform(0, undisturbed.seconds)
+            end = time.monotonic() + wait
+            while time.monotonic() < end and not child.ended():
+                time.sleep(0.001)
+            child.send(signal.SIGKILL)
+        code = child.wait()
+        if code not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"exit code {code} on the way")
+        result.kills += code == -signal.SIGKILL
+    stage, flags = material.arguments(kind, device, "--resume")
+    start = len(log.read_text())
+    run = material.stage_process if result.fresh else material.stage_child
+    material.expect(run(stage, flags, folder, log), log)
+    text = log.read_text()[start:]
+    found = {"resumed after step": "checkpoint", "is finished": "finished"}
+    result.resumed = next((name for words, name in found.items() if words in text), "anew")
+
+
+def table(results):
+    """Stage and phase: points, how they went on, and how many ended differently."""
+    rows = [("stage", "died in", "points", "from a checkpoint", "anew", "finished", "killed twice", "differences")]
+    stages = {}
     for result in results:
-        if result["different"]:
-            print(f"DIFFERENT: {result}")
-    kills = sum(int(result.get("kills", 0)) for result in results)
-    print(f"{len(results)} points, {kills} kills, {sum(bool(r['different']) for r in results)} runs that differ,"
-          f" {time.monotonic() - started:.0f} s")  # fmt: skip
-    return int(any(codes) or len(results) != args.points or any(result["different"] for result in results))
+        stages.setdefault(material.KINDS[result.kind][0], []).append(result)
+    for stage, of_stage in stages.items():
+        for phase in [*sorted({r.died for r in of_stage}), "all"]:
+            some = [r for r in of_stage if phase in (r.died, "all")]
+            how = Counter(r.resumed for r in some)
+            wrong = sum(bool(r.differences or r.problem) for r in some)
+            twice = sum(r.kills > 1 for r in some)
+            rows.append((stage, phase, len(some), how["checkpoint"], how["anew"], how["finished"], twice, wrong))
+        saving = sum(r.died in SAVING for r in of_stage)
+        rows.append((stage, f"({' + '.join(SAVING)})", saving, "", "", "", "", ""))
+    return "\n".join(
+        "".join(f"{cell!s:<24}" if i < 2 else f"{cell!s:>18}" for i, cell in enumerate(row)) for row in rows
+    )
 
 
 if __name__ == "__main__":
+    os.nice(0)
     sys.exit(main())
