@@ -58,6 +58,25 @@ def test_an_example_prompt_of_another_kind(tmp_path, fabric, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [
+        (torch.tensor([[1, 100]]), torch.ones(1, 2)),
+        (torch.tensor([[1, -1]]), torch.ones(1, 2)),
+        (torch.tensor([1, 5]), torch.ones(2)),
+        (torch.tensor([[1, 5]]), torch.ones(1, 3)),
+        (torch.tensor([[1], [5]]), torch.ones(2, 1)),
+        (torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0)),
+        (torch.ones(1, 1, dtype=torch.int64).expand(1, 2**40), torch.ones(1, 1).expand(1, 2**40)),
+    ],
+    ids=["id too large", "negative id", "no row", "lengths", "two rows", "empty", "stride 0"],
+)
+def test_an_example_prompt_that_no_model_can_read(tmp_path, fabric, ids, mask):
+    torch.save({"input_ids": ids, "attention_mask": mask}, tmp_path / "example_prompt.pt")
+    with pytest.raises(ValueError, match=r"example_prompt\.pt is damaged, or not a dictionary with"):
+        load_example_prompt(tmp_path, fabric, vocab_size=100)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_sampling_is_in_evaluation_mode_and_leaves_the_mode_as_it_was(tmp_path, fabric, training):
     tokenizer = make_tokenizer()

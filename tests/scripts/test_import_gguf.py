@@ -242,3 +242,26 @@ def test_the_real_wheel(tmp_path):
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert (tokenizer.unk_token, tokenizer.unk_token_id) == ("<|endoftext|>", 0)
     assert "<|im_start|>" in tokenizer.chat_template
+
+
+def test_an_array_that_is_said_to_have_a_million_million_elements(script, tmp_path):
+    """The package gguf would count them all."""
+    array = b"\x09\0\0\0" + b"\0\0\0\0" + (2**40).to_bytes(8, "little")
+    key = (1).to_bytes(8, "little") + b"a"
+    start = b"GGUF\3\0\0\0" + (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    (tmp_path / "a.gguf").write_bytes(start + key + array)
+    with pytest.raises(ValueError, match=r"a\.gguf is cut off or damaged \(an array is said to have"):
+        script.read_metadata(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(("name", "value"), [("license", 3), ("bos_token_id", "x")])
+def test_values_of_another_kind(script, tmp_path, name, value):
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    key = {"license": "general.license", "bos_token_id": "tokenizer.ggml.bos_token_id"}[name]
+    {int: writer.add_uint32, str: writer.add_string}[type(value)](key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=rf"a\.gguf is cut off or damaged \(TypeError: {key} is a "):
+        script.read_metadata(tmp_path / "a.gguf")
