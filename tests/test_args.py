@@ -577,7 +577,8 @@ def test_run_turns_a_users_error_into_one_line_and_exit_code_2(capsys, error):
         (Interrupted("SIGTERM: stopped"), 75, "SIGTERM: stopped; the same command with --resume continues"),
         (Interrupted("SIGTERM: stopped", is_first=False), 0, ""),
         (KeyboardInterrupt(), 130, ""),
-        (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),
+        (OSError(28, "No space left on device"), 2, "No space left on device; make room, and go on with --resume"),
+        (OSError(13, "Permission denied"), 2, "error: [Errno 13] Permission denied"),
     ],
 )  # fmt: skip
 def test_run_turns_an_end_from_outside_into_its_exit_code(capsys, error, code, said):
