@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             if step > 1:
                 experiment.checkpoints.remove(step - 1)
         size = sum(path.stat().st_size for path in experiment.checkpoints.path(args.saves).rglob("*") if path.is_file())
-        tracker.close()
+        keeper.finish({"saves": args.saves}, "-")
     device = torch.cuda.get_device_name() if fabric.device.type == "cuda" else "cpu"
     result = {"geometry": args.geometry, "device": device, "bytes": size, "saves": args.saves}
     result |= {f"seconds_{name}": round(statistics.median(values), 3) for name, values in seconds.items()}

@@ -48,3 +48,12 @@ def test_our_side_of_the_comparison_runs_and_is_not_run_twice(tmp_path):
         (line,) = map(json.loads, out.read_text().splitlines())
         assert (line["peer"], line["seed"], line["steps"], line["pairs"]) == ("ours", 5, 1, 8)
     assert json.loads(result.stdout)["mean_accuracy"] == line["accuracy"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_timed(capsys):
+    result = load_script("benchmarks/checkpoint.py").main(["--geometry=tiny", "--saves=2"])
+    # embedding (32,000 words), layers and head of two models, each with two moments, in fp32
+    assert result["bytes"] > 3 * 2 * 4 * 32_000 * 64
+    assert 0 < result["seconds_blocked"] < result["seconds_whole"]
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1]) == result
