@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import threading
 import warnings
 
 import pytest
@@ -589,6 +590,23 @@ def test_run_turns_an_end_from_outside_into_its_exit_code(capsys, error, code, s
         run(main)
     assert stop.value.code == code
     assert capsys.readouterr().err.strip().endswith(said)
+
+
+def test_run_leaves_a_full_disk_in_a_thread_to_the_next_writer(capsys, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+
+    def failing(error):
+        def call():
+            raise error
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    run(lambda: failing(OSError(28, "No space left on device")))
+    assert capsys.readouterr().err == ""
+    run(lambda: failing(RuntimeError("a fault of ours")))
+    assert "a fault of ours" in capsys.readouterr().err
 
 
 def test_run_says_that_there_is_nothing_left_to_do(capsys):

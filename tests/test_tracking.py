@@ -127,3 +127,15 @@ def test_other_processes_write_nothing(fabric, experiment, capsys):
     tracker.close()
     assert sorted(path.name for path in experiment.dir.iterdir()) == ["args.json", "checkpoints"]
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_full_disk_is_called_so(fabric, experiment, monkeypatch):
+    tracker = Tracker(experiment, fabric, total_steps=1, arguments={})
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tracker._board.experiment, "add_scalar", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        tracker.log({"train/loss": 1.0}, 1)
+    tracker.close()

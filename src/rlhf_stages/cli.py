@@ -10,6 +10,7 @@ import difflib
 import errno
 import re
 import sys
+import threading
 import time
 import typing
 import warnings
@@ -125,11 +126,18 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
     return tokens
 
 
+def _thread_error(args: threading.ExceptHookArgs) -> None:
+    """A full disk in a logger's thread: whoever writes to it next meets the error, and says it in one line."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
+
+
 def run(main: Callable[[], object]) -> None:
     """Call a script's main; an error that its user can mend ends in one line on stderr and exit code 2.
 
     A run that was interrupted and saved ends with exit code 75, Ctrl-C before there was anything to save with 130.
     """
+    threading.excepthook = _thread_error
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     try:
         main()

@@ -113,12 +113,16 @@ class Experiment:
                 return candidate, problems
         return 0, problems
 
+    def tidy(self) -> None:
+        """Remove what killed runs left half-written."""
+        self.checkpoints.tidy()
+        for leftover in self.dir.glob(".*"):  # of a small file
+            leftover.unlink()
+
     def cut_back(self, step: int) -> None:
         """Take away all checkpoints, samples and notes that came after a step: the run goes on from there."""
         (self.dir / "summary.json").unlink(missing_ok=True)
-        self.checkpoints.tidy()
-        for leftover in self.dir.glob(".*"):  # of a small file that was being written
-            leftover.unlink()
+        self.tidy()
         self.point_to("latest", step)
         for later in self.checkpoints.steps():
             if later > step:

@@ -243,6 +243,8 @@ def _open_folder(directory: Path, args: TrainArgs, content: dict[str, Any]) -> t
     if experiment.finished and not again:
         if args.overwrite:
             Experiment.create(directory, content, overwrite=True)
+        else:
+            experiment.tidy()
         return 0, not args.overwrite
     step, problems = experiment.checkpoint_to_resume(args.resume_step)
     for problem in problems:

@@ -157,7 +157,10 @@ class Tracker:
         metrics = {**metrics, "info/elapsed_seconds": time.perf_counter() - self._start}
         for name, wanted in (("metrics.csv", metrics.keys() - _CLOCK), ("timing.csv", metrics.keys() & _CLOCK)):
             self._files[name].add({key: metrics[key] for key in wanted}, step)
-        self._board.log_metrics(dict(metrics), step)
+        try:
+            self._board.log_metrics(dict(metrics), step)
+        except ValueError as error:  # lightning's name for all that can happen, a full disk too
+            raise error.__cause__ or error from None
         self._shown |= {_SHOWN[name]: value for name, value in metrics.items() if name in _SHOWN}
         self._bar.set_postfix_str(" ".join(f"{n}={v:.3g}" for n, v in self._shown.items()), refresh=False)
 

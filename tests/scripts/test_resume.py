@@ -203,6 +203,8 @@ def test_other_data_are_another_run(tiny_run, tmp_path, finished):
 def test_a_finished_run_has_nothing_left_to_do(tiny_run, tmp_path, finished, capsys):
     copy = copy_of(finished("rm"), tmp_path)
     before = content(copy)
+    (copy / "checkpoints" / ".step-000007.old").mkdir()  # from a kill in the last moment
+    (copy / ".summary.json.4711").touch()
     with pytest.raises(Finished, match=r"rm is finished; --overwrite runs it again"):
         go(tiny_run, tmp_path, "rm", "--resume")
     run(lambda: go(tiny_run, tmp_path, "rm", "--resume"))  # ends with 0
