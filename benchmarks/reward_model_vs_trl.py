@@ -61,8 +61,8 @@ def train_ours(args: argparse.Namespace, seed: int, folder: Path) -> tuple[Path,
     command += [f"--save_interval={never}", f"--eval_interval={never}", "--experiment_name=ours"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     (experiment,) = folder.glob("*/ours/rm")
-    with (experiment / "metrics.csv").open() as file:
-        last = [row for row in csv.DictReader(file) if row["train/loss"]][-1]
+    with (experiment / "timing.csv").open() as file:
+        last = [row for row in csv.DictReader(file) if row["info/time"]][-1]
     return experiment, int(last["step"]), float(last["info/elapsed_seconds"])
 
 
