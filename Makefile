@@ -48,7 +48,7 @@ test: test-fast
 test-fast: typecheck
 	$(BIN)/pytest -n auto -m "not slow"
 
-# 10,000 wrong inputs of each format, about fifteen minutes on two cores; `make test` has the first hundred
+# 10,000 wrong inputs of each format, about ten minutes on two cores; `make test` has the first hundred
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=10000 $(BIN)/pytest -n auto --dist=worksteal tests/fuzz
 

@@ -55,7 +55,10 @@ def test_a_signal_to_one_process_stops_both_with_all_saved_and_the_run_goes_on(r
     folder, first, second, command = running
     os.kill(second.pid, signal.SIGTERM)
     assert first.wait(LIMIT) == 75
-    assert not second.is_running() or second.status() == psutil.STATUS_ZOMBIE
+    deadline = time.monotonic() + LIMIT  # it may end a moment after its parent
+    while second.is_running() and second.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     log = (tmp_path / "log").read_text()
     step = int(log.partition("SIGTERM: stopped after step ")[2].split()[0])
     assert (folder / "latest").read_text() == f"step-{step:06d}\n"
