@@ -58,7 +58,7 @@ def to_example(record):
     if "skip" in record:
         raise SkipRecord(record["skip"])
     key, ratings = record.get("key", record["prompt"]), record.get("ratings", ())
-    return Example(record["prompt"], tuple(record["responses"]), key, ratings)
+    return Example(record["prompt"], tuple(record["responses"]), key, ratings, record.get("metadata", {}))
 
 
 def records(count, split="train", responses=("good", "bad"), prefix="prompt"):
@@ -348,6 +348,19 @@ def test_rank_lists_keep_their_order(run, tmp_path, tokenizer_path):
     )
     rows = texts(tmp_path / "data/preference_train.pt", tokenizer_path)
     assert sorted(rows) == [(f"prompt {n}", f"best {n}", f"good {n}", f"bad {n}") for n in range(5)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_metadata_stay_with_their_records(run, tmp_path, tokenizer_path, num_workers):
+    rows = [{"prompt": f"prompt {n}", "responses": [f"reply {n}"], "metadata": {"n": n}} for n in range(600)]
+    rows[3]["responses"] = ["x"]  # too short
+    rows[4]["prompt"] *= 50  # too long
+    run([("train", row) for row in rows], num_workers=num_workers)
+    found = {}
+    for path in (tmp_path / "data").glob("finetune_*.pt"):
+        for (prompt, _), record in zip(texts(path, tokenizer_path), open_shard(path), strict=True):
+            found[prompt] = record.metadata
+    assert found == {f"prompt {n}": {"n": n} for n in range(600) if n not in (3, 4)}
 
 
 def test_ratings_reach_the_shard_in_its_order(run, tmp_path):

@@ -49,6 +49,13 @@ def columns(**changes):
     return {**good, **changes}
 
 
+def described(offsets, records=1):
+    """Columns of metadata of 4 bytes; with two records also those of two prompts."""
+    two = {"record_offsets": torch.tensor([0, 1, 3])} if records == 2 else {}
+    content = {"metadata": torch.tensor(list(b"{}{}"), dtype=torch.uint8)}
+    return content | {"metadata_offsets": torch.tensor(offsets, dtype=torch.int64)} | two
+
+
 def saved(content, path):
     torch.save(content, path)
     return path
@@ -202,6 +209,76 @@ def test_what_stands_at_prompts_in_the_column_of_ratings_means_nothing(tmp_path)
     assert open_shard(saved(columns(ratings=ratings), tmp_path / "a.pt"), rated=True)[0].ratings == (2.0, 1.0)
 
 
+# --- metadata ---
+
+METADATA = [{"act": "inform", "turns": [1, 2]}, {}, {"text": "naïve 答案 \N{ESCAPE}"}, {"act": None}]
+
+
+def write_described(path, rows=METADATA, order=None):
+    """A shard of records with metadata; the prompt is the number of the record."""
+    writer = ShardWriter()
+    for number, metadata in enumerate(rows):
+        writer.add([number], [[9]], metadata=metadata)
+    writer.save(path, order)
+    return path
+
+
+@pytest.mark.parametrize("order", [None, [3, 1, 0, 2], [2, 1, 1], [1]])
+def test_metadata_round_trip_in_any_order(tmp_path, order):
+    shard = open_shard(write_described(tmp_path / "a.pt", order=order))
+    numbers = order or range(4)
+    assert [shard[i].prompt.tolist() for i in range(len(shard))] == [[number] for number in numbers]
+    assert [shard[i].metadata for i in range(len(shard))] == [METADATA[number] for number in numbers]
+
+
+def test_metadata_on_disk_is_json_and_only_there_if_a_record_has_some(tmp_path):
+    content = torch.load(write_described(tmp_path / "a.pt", [{}, {"a": "é"}, {"b": [1]}]))
+    assert bytes(content["metadata"].tolist()) == '{"a":"é"}{"b":[1]}'.encode()  # 10 bytes, then 9
+    assert content["metadata_offsets"].tolist() == [0, 0, 10, 19]
+    plain = torch.load(write_described(tmp_path / "b.pt", [{}, {}]))
+    assert plain.keys() == columns().keys()
+    assert open_shard(tmp_path / "b.pt")[1].metadata == {}
+
+
+def test_a_shard_without_metadata_has_the_bytes_that_it_always_had(tmp_path):
+    write_described(tmp_path / "a.pt", [{}, {}])
+    same = columns(
+        tokens=torch.tensor([0, 9, 1, 9], dtype=torch.int32),
+        segment_offsets=torch.tensor([0, 1, 2, 3, 4]),
+        record_offsets=torch.tensor([0, 2, 4]),
+        truncated=torch.zeros(4, dtype=torch.bool),
+    )
+    atomic_save(same, tmp_path / "as" / "a.pt")
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "as" / "a.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a": {1}}, {"a": torch.zeros(1)}, {"a": float("nan")}, {"a": "\ud800"}, ["a"]]
+)  # fmt: skip
+def test_metadata_that_json_cannot_hold_is_refused_and_nothing_is_added(tmp_path, metadata):
+    writer = ShardWriter()
+    with pytest.raises((TypeError, ValueError)):
+        writer.add([1], [[2]], metadata=metadata)
+    writer.add([3], [[4]], metadata={"b": 1})
+    writer.save(tmp_path / "a.pt")
+    shard = open_shard(tmp_path / "a.pt")
+    assert [(record.prompt.tolist(), record.metadata) for record in shard] == [([3], {"b": 1})]
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1]", b"\xff", b"3", b"[" * 10_000])
+def test_damaged_metadata_is_named_when_it_is_read(tmp_path, text):
+    content = columns(metadata=torch.tensor(list(text), dtype=torch.uint8))
+    shard = open_shard(saved({**content, "metadata_offsets": torch.tensor([0, len(text)])}, tmp_path / "a.pt"))
+    with pytest.raises(ValueError, match=r"a\.pt: the metadata of record 0 is damaged .*; prepare it again"):
+        shard[0]
+
+
+def test_the_fingerprint_tells_metadata_apart(tmp_path):
+    shards = [open_shard(write_described(tmp_path / name, [{"a": name}])) for name in "ab"]
+    assert shards[0].fingerprint != shards[1].fingerprint
+    assert open_shard(tmp_path / "a").fingerprint == shards[0].fingerprint
+
+
 # --- lists of dictionaries ---
 
 
@@ -240,10 +317,18 @@ def test_reads_the_margin_of_a_pair_in_a_list_of_dictionaries(tmp_path):
         open_shard(saved([{**pair, "margin": -1}], tmp_path / "c.pt"), rated=True)
 
 
+def test_reads_the_metadata_in_a_list_of_dictionaries(tmp_path):
+    row = {"prompt_len": 1, "input_ids": [1, 2]}
+    shard = open_shard(saved([{**row, "metadata": {"act": "inform"}}, row], tmp_path / "a.pt"))
+    assert [shard[i].metadata for i in range(2)] == [{"act": "inform"}, {}]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (3, "record 1 is not a dictionary with prompt_len"),
+        ({"prompt_len": 1, "input_ids": [1, 2], "metadata": "act"}, "metadata is a str, expected a dictionary"),
+        ({"prompt_len": 1, "input_ids": [1, 2], "metadata": {"a": torch.zeros(1)}}, "record 1 is not.*TypeError"),
         ("text", "record 1 is not a dictionary with prompt_len"),
         ({"input_ids": [1]}, r"record 1 is not a dictionary.*KeyError: 'prompt_len'"),
         ({"prompt_len": 1}, r"record 1 is not a dictionary.*KeyError: 'input_ids'"),
@@ -332,6 +417,17 @@ def test_a_shard_of_another_tokenizer_is_refused(tmp_path):
         (columns(record_offsets=torch.tensor([0, 4, 3])), "offsets do not fit"),
         (columns(segment_offsets=torch.tensor([0, 3, 2, 5])), "offsets do not fit"),
         (columns(ratings=torch.zeros(2)), "offsets do not fit"),
+        (columns(**described([0, 3])), "offsets do not fit"),
+        (columns(**described([1, 4])), "offsets do not fit"),
+        (columns(**described([0, 2, 4])), "offsets do not fit"),
+        (columns(**described([0])), "offsets do not fit"),
+        (columns(**described([])), "offsets do not fit"),
+        (columns(**described([0, 9, 4], records=2)), "offsets do not fit"),
+        (columns(metadata=torch.zeros(4, dtype=torch.uint8)), "offsets do not fit"),
+        (columns(metadata_offsets=torch.tensor([0, 0])), "offsets do not fit"),
+        (columns(metadata=None), "column 'metadata' is missing or not a flat torch.uint8"),
+        (columns(metadata=torch.zeros(4)), "column 'metadata' is missing or not a flat torch.uint8"),
+        (columns(metadata_offsets=torch.zeros(2)), "column 'metadata_offsets' is missing or not a flat torch.int64"),
         (columns(ratings=None), "column 'ratings' is missing or not a flat torch.float32"),
         (columns(ratings=torch.zeros(3, dtype=torch.float64)), "column 'ratings' is missing or not a flat"),
     ],
@@ -437,5 +533,8 @@ def test_one_record_a_million_times(tmp_path):
     row = {"prompt_len": 0, "input_ids": torch.ones(2**10, dtype=torch.int32)}
     path = saved([row] * 10_000, tmp_path / "a.pt")
     assert path.stat().st_size < 2**16
-    with pytest.raises(ValueError, match=r"a\.pt holds more tokens than bytes"):
+    with pytest.raises(ValueError, match=r"a\.pt holds more tokens or metadata than bytes"):
         open_shard(path)
+    described = {"prompt_len": 0, "input_ids": [1], "metadata": {"text": "x" * 2**12}}
+    with pytest.raises(ValueError, match=r"b\.pt holds more tokens or metadata than bytes"):
+        open_shard(saved([described] * 10_000, tmp_path / "b.pt"))

@@ -241,7 +241,7 @@ def saved(content: Any) -> bytes:
 def _columns() -> dict[str, Any]:
     writer = ShardWriter()
     writer.add([1, 2], [[3, 4, 2]], ratings=[2.0])
-    writer.add([1], [[6, 2], [7, 8, 2]], [False, True], [1.0, 0.5])
+    writer.add([1], [[6, 2], [7, 8, 2]], [False, True], [1.0, 0.5], {"act": "inform", "turns": [1, None]})
     writer.add([1, 4], [])
     return {"format_version": FORMAT_VERSION, **writer.columns()}
 
@@ -249,7 +249,7 @@ def _columns() -> dict[str, Any]:
 def _dictionaries() -> list[dict[str, Any]]:
     ids = torch.tensor([1, 5, 6, 7, 2])
     return [
-        {"prompt_len": 2, "input_ids": ids, "targets": torch.tensor([-1, -1, 6, 7, 2])},
+        {"prompt_len": 2, "input_ids": ids, "targets": torch.tensor([-1, -1, 6, 7, 2]), "metadata": {"a": 1}},
         {"prompt_len": 2, "chosen_input_ids": ids, "rejected_input_ids": ids[:3], "margin": 1.0},
         {"prompt_len": 0, "input_ids": [1, 5, 2]},
     ]
@@ -289,7 +289,8 @@ def changed_offsets(draw):
     for _ in range(draw(st.integers(1, 2))):
         column = content[draw(one_of([name for name in content if name != "format_version"]))]
         number = draw(st.integers(-2, 9)) if draw(st.integers(0, 2)) else draw(one_of(NUMBERS))
-        limit = torch.iinfo(column.dtype).max if column.dtype in (torch.int32, torch.int64) else 2**62
+        is_integer = column.dtype in (torch.int32, torch.int64, torch.uint8)
+        limit = torch.iinfo(column.dtype).max if is_integer else 2**62
         column[draw(st.integers(0, len(column) - 1))] = min(number, limit)
     return content
 

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf_stages.data.metadata import pack
+
 
 class Parsed(NamedTuple):
-    """A record: ids of the prompt and of each response, ratings (none: not rated), and targets (T,) if it has any."""
+    """A record: ids of the prompt and of each response, ratings (none: not rated), targets (T,) if any, metadata."""
 
     prompt: list[int]
     responses: list[list[int]]
     ratings: list[float]
     targets: Tensor | None
+    metadata: dict[str, Any]
 
 
 def parse_dictionaries(rows: list[Any], path: Path) -> Iterator[Parsed]:
@@ -30,6 +33,8 @@ def parse_dictionaries(rows: list[Any], path: Path) -> Iterator[Parsed]:
             sequences = [_flat_integers(row[name]) for name in names]
             target = _flat_integers(row["targets"]).long() if "targets" in row else None
             ratings = [float(row["margin"]), 0.0] if "margin" in row and len(sequences) == 2 else []
+            metadata = row.get("metadata", {})
+            pack(metadata)  # or it raises
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
                 f"{path}: record {number} is not a dictionary with prompt_len and input_ids, or prompt_len,"
@@ -44,7 +49,7 @@ def parse_dictionaries(rows: list[Any], path: Path) -> Iterator[Parsed]:
         parted = (sequences[0][:prompt_len] != sequences[-1][:prompt_len]).nonzero()
         prompt_len = int(parted[0]) if len(parted) else prompt_len
         responses = [sequence[prompt_len:].tolist() for sequence in sequences]
-        yield Parsed(sequences[0][:prompt_len].tolist(), responses, ratings, target)
+        yield Parsed(sequences[0][:prompt_len].tolist(), responses, ratings, target, metadata)
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -136,7 +136,8 @@ def _tokenize(
                 prompt, responses, truncated = result
                 row.index, row.truncated = len(writer), any(truncated)
                 row.length = len(prompt) + max(map(len, responses), default=0)
-                writer.add(prompt, responses, truncated, row.ratings)
+                writer.add(prompt, responses, truncated, row.ratings, row.metadata)
+            row.metadata = None
             row.reason = row.reason or (None if result else "too long")
             rows.append(row)
             if texts is not None:

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class Example:
     responses: tuple[str, ...]  # Best first; one is enough to fine-tune, none for a prompt
     key: str  # Records with the same key land on the same side of every split
     ratings: tuple[float, ...] = ()  # What people gave each response, none if they only ranked them
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # What else is known, as JSON can hold it
 
 
 class SkipRecord(Exception):
@@ -130,7 +131,7 @@ class SkipRecord(Exception):
 
 @dataclass(slots=True)
 class Row:
-    """What is remembered of a record: never its text."""
+    """What is remembered of a record: never its text, once it is tokenized."""
 
     split: str  # Of the source at first, then where the record goes
     reason: str | None = None  # Why it is dropped
@@ -140,6 +141,7 @@ class Row:
     length: int = 0  # Tokens of the prompt and the longest response
     truncated: bool = False
     ratings: tuple[float, ...] = ()
+    metadata: Mapping[str, Any] | None = None  # Until it is written
 
 
 Records = Iterable[tuple[str, Mapping[str, Any]]]  # Split and raw record
@@ -175,7 +177,7 @@ def judge(records: Records, to_example: ToExample, args: TextDataArgs, seen: set
             example = to_example(record)
             responses = _used_responses(example, args.stage)
             row.digest, row.inputs = _digest(str(args.seed), example.key), _digest(example.prompt, *responses[:1])
-            row.ratings = example.ratings[: len(responses)]
+            row.ratings, row.metadata = example.ratings[: len(responses)], example.metadata
         except SkipRecord as skip:
             row.reason = str(skip)
             yield row, None, record
