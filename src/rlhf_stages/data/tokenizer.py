@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a response: the text, encoded on its own so that the prompt's ids never depend on it, and EOS."""
     return [*encode_text(tokenizer, text), int(tokenizer.eos_token_id)]
+
+
+def encode_whole(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:
+    """Ids of whole texts as a classifier reads them: with the tokenizer's own special tokens around, if it adds any.
+
+    What is longer than `max_length` loses its beginning, and a text without a token becomes an EOS, so that there is
+    something to read. Special tokens spelled out in a text stay plain text.
+    """
+    if not texts:
+        return []
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
+    options = {"split_special_tokens": True, "return_attention_mask": False, "verbose": False}
+    rows = tokenizer(list(texts), truncation=True, max_length=max_length, **options)["input_ids"]
+    tokenizer.truncation_side = side
+    tokenizer.backend_tokenizer.no_truncation()  # it would be saved with the tokenizer
+    return [row or [int(tokenizer.eos_token_id)] for row in rows]
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Any]:

@@ -69,12 +69,7 @@ def load_scalar(
     Raises:
         ValueError: nothing loads from there, weights are missing, or the architecture has another kind of head.
     """
-    hf, missing = _load(AutoModelForSequenceClassification, name_or_path, args, num_labels=1)
-    if not hasattr(hf, "score") and not hasattr(hf, "classifier"):
-        raise ValueError(
-            f"{name_or_path}: {type(hf).__name__} has no linear `score` head (causal models) and no `classifier`"
-            " (encoders) to read a reward from"
-        )
+    hf, missing = load_classifying(name_or_path, tokenizer, args, num_labels=1)
     model = ScalarModel(hf) if hasattr(hf, "score") else EncoderScalarModel(hf)
     if token_scores and isinstance(model, EncoderScalarModel):
         raise ValueError(
@@ -86,12 +81,35 @@ def load_scalar(
         raise ValueError(f"{name_or_path} has no trained reward head ({min(missing)}); is it a reward model?")
     if missing and hasattr(hf, "score"):
         nn.init.normal_(hf.score.weight, std=(hf.score.in_features + 1) ** -0.5)
+    return model
+
+
+def load_classifying(
+    name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase, args: ModelArgs, **config: Any
+) -> tuple[Any, set[str]]:
+    """Load a sequence classifier of transformers, fp32, whose embedding has a row for every token.
+
+    Args:
+        config: what its config is to say instead of what stands there; none keeps the labels of the checkpoint.
+
+    Returns:
+        The model, and which weights of its head are new because the checkpoint lacks them.
+
+    Raises:
+        ValueError: nothing loads from there, weights are missing, or the architecture has another kind of head.
+    """
+    hf, missing = _load(AutoModelForSequenceClassification, name_or_path, args, **config)
+    if not hasattr(hf, "score") and not hasattr(hf, "classifier"):
+        raise ValueError(
+            f"{name_or_path}: {type(hf).__name__} has no linear `score` head (causal models) and no `classifier`"
+            " (encoders) to read"
+        )
     _fit_embedding(hf, tokenizer)
     if hasattr(hf, "score"):  # RoBERTa counts its positions from its padding id, so an encoder keeps its own
         _set_special_ids(hf, tokenizer)
     if args.disable_dropout:
         disable_dropout(hf)
-    return model
+    return hf, missing
 
 
 def load_critic(

@@ -1,6 +1,6 @@
 """Scores: of every token (reward model and critic), or of a whole text (a reward model that is an encoder).
 
-Legend: B sequences, T tokens, H hidden size.
+Legend: B sequences, T tokens, H hidden size, L labels.
 """
 
 from typing import Any
@@ -46,16 +46,21 @@ class EncoderScalarModel(ScalarModel):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Scores (B, T) fp32: the score of a text stands at each of its places."""
-        classifier = without_adapters(self.hf)
-        pooled: list[Tensor] = []
-        hook = classifier.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
-        try:
-            classifier(input_ids=input_ids, attention_mask=attention_mask)
-        finally:
-            hook.remove()
-        with torch.autocast(input_ids.device.type, enabled=False):  # the head once more, as this one is fp32
-            score: Tensor = classifier.classifier(pooled[0].float())  # (B, 1)
-        return score.expand(input_ids.shape)
+        return encoder_logits(self.hf, input_ids, attention_mask).expand(input_ids.shape)  # (B, 1) -> (B, T)
+
+
+def encoder_logits(hf: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Logits (B, L) fp32 of an encoder with L labels, for right-padded texts."""
+    classifier = without_adapters(hf)
+    pooled: list[Tensor] = []
+    hook = classifier.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+    try:
+        classifier(input_ids=input_ids, attention_mask=attention_mask)
+    finally:
+        hook.remove()
+    with torch.autocast(input_ids.device.type, enabled=False):  # the head once more, as this one is fp32
+        logits: Tensor = classifier.classifier(pooled[0].float())
+    return logits
 
 
 def end_scores(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
