@@ -30,13 +30,15 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.functional.masking import moments
     from rlhf_stages.keeper import Keeper
     from rlhf_stages.kl_control import make_kl_control
-    from rlhf_stages.models.actor_critic import ActorCritic, policy_of
+    from rlhf_stages.models.actor_critic import policy_of
     from rlhf_stages.models.forward import check_context
-    from rlhf_stages.models.loading import load_causal, load_critic, load_scalar, parameter_summary, prepare_training
-    from rlhf_stages.models.scalar import reward_scale
+    from rlhf_stages.models.loading import load_causal, load_critic, parameter_summary, prepare_training
+    from rlhf_stages.models.own import own_actor, own_critic
     from rlhf_stages.models.start import check_model_name
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, update_windows, validation_batches
+    from rlhf_stages.plugins import load_plugins
+    from rlhf_stages.rewards.run import plugin_metrics, rewards_of_run
     from rlhf_stages.rollout.collect import (
         Rollout,
         concatenate,
@@ -55,13 +57,12 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.value_norm import ValueNorm
 
     # 1. Parents, and the prompts
+    load_plugins(args.plugins)
     sft_checkpoint, sft_args = parent_checkpoint(args.sft_experiment_dir, stage="sft", flag="--sft_experiment_dir")
-    rm_checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")
     check_model_name(model_args.model_name, sft_args, "--sft_experiment_dir")
     info = read_data_info(args.data_dir)
     tokenizer = load_tokenizer(str(sft_checkpoint), model_args.trust_remote_code)
     info.check_tokenizer(tokenizer, str(sft_checkpoint))
-    info.check_tokenizer(load_tokenizer(str(rm_checkpoint), model_args.trust_remote_code), str(rm_checkpoint))
     shard = open_shard(info.path / loop.prompt_shard_name(info.path, "train"), vocab_size=len(tokenizer))
     validation = loop.open_validation(
         info.path, loop.prompt_shard_name(info.path, "validation"), responses=0, vocab_size=len(tokenizer)
@@ -77,18 +78,15 @@ def main(argv: list[str] | None = None) -> Path:
     model_args = replace(model_args, disable_dropout=True)
     reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
     check_context(reference, shard.longest_prompt + rollout_args.max_new_tokens)
-    reward_model = loop.freeze(fabric, load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True))
-    scale = reward_scale(reward_model) if args.standardize_rewards else (0.0, 1.0)
-    actor = prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args)
-    if args.critic == "shared":
-        actor = ActorCritic(actor)
+    rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric)
+    actor = own_actor(prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args), args)
     fabric.print(f"actor: {parameter_summary(actor)}")
     actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
     critic = critic_optimizer = critic_schedule = None
     if args.critic == "separate":
-        start = {"rm": rm_checkpoint, "sft": sft_checkpoint}[args.critic_init]
-        critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_init == "rm")
-        critic = prepare_training(critic, model_args)
+        start = {"rm": rm_checkpoint, "sft": sft_checkpoint}[args.critic_start]
+        critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_start == "rm")
+        critic = own_critic(prepare_training(critic, model_args), args)
         fabric.print(f"critic: {parameter_summary(critic)}")
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
@@ -98,20 +96,21 @@ def main(argv: list[str] | None = None) -> Path:
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
-    parents = {"sft": sft_checkpoint, "rm": rm_checkpoint}
-    experiment = loop.open_experiment(fabric, args, info, "ppo", groups, [shard, validation], parents)
+    parents = {"sft": sft_checkpoint, **rewards.parents}
+    everything = groups | {"rewards": rewards.settings}
+    experiment = loop.open_experiment(fabric, args, info, "ppo", everything, [shard, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
     models, averages = {"": actor, "critic": critic}, Averages(fabric, lenient=True)
     parts = {"actor_optimizer": actor_optimizer, "actor_schedule": actor_schedule, "kl_control": kl_control}
     parts |= {"critic_optimizer": critic_optimizer, "critic_schedule": critic_schedule}
-    parts |= {"value_norm": value_norm, "health": health}
+    parts |= {"value_norm": value_norm, "health": health, "rewards": rewards}
     keeper = Keeper(fabric, args, experiment, tracker, tokenizer, plan.total_steps, models, parts, averages)
     progress = keeper.progress
 
-    # 4. Rollout: sample from the actor, then let all models read the result
-    def roll_out(prompts: PromptBatch) -> Rollout:
+    # 4. Rollout: sample from the actor, then let all models and rewards read the result
+    def roll_out(prompts: PromptBatch, step: int) -> Rollout:
         responses = sample(policy_of(actor), prompts, tokenizer, rollout_args, fabric)
-        readers = {"actor": actor, "reference": reference, "critic": critic, "reward_model": reward_model}
+        readers = {"actor": actor, "reference": reference, "critic": critic, "scorer": rewards.scorer(tokenizer, step)}
         with fabric.autocast():
             return score_responses(
                 prompts.repeat(group_size), responses, **readers, sampler=sampler, value_norm=value_norm
@@ -136,8 +135,8 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         validated = Averages(fabric)
         for prompts in validation_batches(validation, args.rollout_mini_batch_size, collate, fabric, args.eval_iters):
-            rollout = roll_out(prompts)
-            validated.update(rollout_metrics(rollout, "val"), weight=len(rollout.scores))
+            rollout = rewards.yardstick(roll_out(prompts, step))
+            validated.update(rollout_metrics(rollout, "val") | rewards.means(rollout), weight=len(rollout.scores))
         metrics = validated.compute()
         tracker.log(metrics, step)
         log_example(policy_of(actor), example, tokenizer, rollout_args, fabric, tracker, step)
@@ -153,6 +152,8 @@ def main(argv: list[str] | None = None) -> Path:
     def learn(step: int, rollout: Rollout, prompt_of_row: list[int]) -> dict[str, float]:
         started = time.perf_counter()
         global_sum = partial(loop.global_sum, fabric)
+        rewards.observe(rollout, global_sum)
+        rollout = rewards.combine(rollout, step)
         experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
         for model in filter(None, (actor, critic)):
             model.train()
@@ -165,8 +166,9 @@ def main(argv: list[str] | None = None) -> Path:
                 keeper.note(step, improve("critic", critic, critic_optimizer, batches, critic_loss_sum), prompts)
             if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
                 break
-        averages.update({**rollout_metrics(rollout, "train"), **health_metrics(rollout)}, weight=len(rollout.scores))
-        metrics = averages.compute() | experience_metrics(experience, fabric)
+        of_rollout = rollout_metrics(rollout, "train") | health_metrics(rollout) | plugin_metrics(rollout)
+        averages.update(of_rollout, weight=len(rollout.scores))
+        metrics = averages.compute() | experience_metrics(experience, fabric) | rewards.metrics(rollout, fabric, step)
         metrics |= {"info/kl_coeff": kl_control.coeff, "info/lr": actor_schedule.get_last_lr()[0]}
         kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
         if value_norm is not None:
@@ -182,7 +184,7 @@ def main(argv: list[str] | None = None) -> Path:
             checked = self_check(actor, reference, some, rollout_args, sampler, tokenizer.pad_token_id, fabric)
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         started = time.perf_counter()
-        rollout = concatenate([roll_out(prompts) for prompts in prompt_batches])
+        rollout = concatenate([roll_out(prompts, step) for prompts in prompt_batches])
         prompt_of_row = [record for batch in records for record in batch for _ in range(group_size)]
         rollout_time = time.perf_counter() - started
         fault, rows = not_finite(rollout)

@@ -24,6 +24,8 @@ from transformers import (
 
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, encode_response
+from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.rollout.collect import Scores
 from rlhf_stages.rollout.generation import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,3 +231,13 @@ def run_stage(stage, folder, data, *flags):
     """Run a stage's script in this process, on one CPU device unless told otherwise; returns the experiment folder."""
     common = [f"--data_dir={data}", f"--log_dir={folder}", "--accelerator=cpu", "--devices=1"]
     return load_script(f"scripts/rlhf_{stage}.py").main([*common, *flags])
+
+
+def model_scorer(reward_model):
+    """The scorer of a reward model alone, without its texts."""
+
+    def score(prompts, responses, texts):
+        scores = end_scores(reward_model, texts.ids, texts.mask)
+        return Scores(scores[:, None], torch.zeros(responses.mask.shape))
+
+    return score

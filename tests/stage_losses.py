@@ -17,7 +17,7 @@ from rlhf_stages.rollout.collect import policy_outputs, response_values, score_r
 from rlhf_stages.rollout.experience import make_experience, policy_objective, value_objective
 from rlhf_stages.rollout.generation import Responses
 
-from helpers import left_padded, make_tokenizer, plain_sampler, right_padded, save_causal, save_classifier
+from helpers import left_padded, make_tokenizer, model_scorer, plain_sampler, right_padded, save_causal, save_classifier
 
 PAD, IGNORE = 3, -1
 
@@ -130,7 +130,7 @@ class Actor:
             *right_padded([record.responses[1].tolist() for record in records], PAD), torch.ones(8, dtype=torch.bool)
         )
         other = load_causal(save_causal(folder / "b", seed=1), tokenizer, args)
-        models = {"actor": self.model, "reference": other, "critic": self.critic, "reward_model": self.critic}
+        models = {"actor": self.model, "reference": other, "critic": self.critic, "scorer": model_scorer(self.critic)}
         rollout = score_responses(prompts, responses, **models, sampler=plain_sampler(0.7))
         self.args = PPOArgs(
             sft_experiment_dir="", rm_experiment_dir="", entropy_coeff=0.1, kl_loss_coeff=0.1, normalize_rewards=False

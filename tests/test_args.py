@@ -508,12 +508,28 @@ def test_dpo_takes_what_is_just_allowed():
     parsed(DPOArgs, "--label_smoothing=0.49", "--beta=1e-6", "--reference_free")
 
 
-@pytest.mark.parametrize("missing", ["--sft_experiment_dir", "--rm_experiment_dir"])
-def test_ppo_needs_both_parents(capsys, missing):
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("--sft_experiment_dir", "the following arguments are required: --sft_experiment_dir"),
+        ("--rm_experiment_dir", "nothing gives a reward: pass --rm_experiment_dir, --reward_config or --reward"),
+    ],
+)
+def test_ppo_needs_a_start_and_a_reward(capsys, missing, message):
     with pytest.raises(SystemExit) as stop:
         parse(PPOArgs, argv=[token for token in REQUIRED[PPOArgs] if not token.startswith(missing)])
     assert stop.value.code == 2
-    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_rewards_come_from_file_and_command_line(tmp_path):
+    (tmp_path / "ppo.yaml").write_text("reward: [length=1, repetition=2]\nreward_config: r.yaml\n")
+    from_file = parsed(PPOArgs, *REQUIRED[PPOArgs], f"--config={tmp_path}/ppo.yaml")
+    assert from_file.reward == ["length=1", "repetition=2"]
+    both = parsed(PPOArgs, *REQUIRED[PPOArgs], f"--config={tmp_path}/ppo.yaml", "--reward", "a", "b", "--reward=c")
+    assert (both.reward, both.reward_config) == (["a", "b", "c"], "r.yaml")
+    assert both.critic_start == "rm"
+    assert parse(PPOArgs, argv=["--sft_experiment_dir=x", "--reward=a"])[0].critic_start == "sft"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from rlhf_stages.rollout.generation import Sampler, cut_at_stop
 from rlhf_stages.rollout.statistics import rollout_metrics
 
 from conftest import ROOT
-from helpers import read_metrics, run_stage, write_data
+from helpers import model_scorer, read_metrics, run_stage, write_data
 
 GOLDEN = ROOT / "tests" / "golden" / "parity"
 EOS, PAD, IGNORE = 2, 3, -1
@@ -232,7 +232,8 @@ def rollout_of(kind, case):
     rollout = score_responses(
         PromptBatch(queries, queries != PAD),
         cut_at_stop(responses, [EOS], PAD),
-        **vars(models),
+        **{name: model for name, model in vars(models).items() if name != "reward_model"},
+        scorer=model_scorer(models.reward_model),
         sampler=sampler_of(settings),
     )
     return settings, recorded, models, rollout

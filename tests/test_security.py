@@ -25,7 +25,7 @@ from helpers import ROOT, load_script, make_tokenizer, save_causal, write_data
 
 SOURCES = sorted(path for top in ("src", "scripts", "data_prep", "benchmarks") for path in (ROOT / top).rglob("*.py"))
 # the one place that runs a file, which the command line names
-RUNS_A_FILE = {"src/rlhf_stages/evaluation/gold.py"}
+RUNS_A_FILE = {"src/rlhf_stages/plugins.py"}
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.load_all", "mktemp"}
 CALLS |= {
@@ -71,7 +71,7 @@ def dangers(source):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_program_runs_code_out_of_a_file(path):
     found = set(dangers(path.read_text(encoding="utf-8")))
-    allowed = {"spec.loader.exec_module"} if str(path.relative_to(ROOT)) in RUNS_A_FILE else set()
+    allowed = {"spec.loader.exec_module", "importlib.import_module"} if str(path.relative_to(ROOT)) in RUNS_A_FILE else set()
     assert found <= allowed
 
 

@@ -307,7 +307,12 @@ class PPOArgs(TrainArgs):
     """Proximal policy optimization. One step is one rollout of rollout_size prompts with its updates."""
 
     sft_experiment_dir: str  # SFT experiment (or one of its checkpoints): actor and reference start here
-    rm_experiment_dir: str  # RM experiment (or one of its checkpoints): the reward model, and where the critic starts
+    rm_experiment_dir: str | None = None  # RM experiment (or a checkpoint): a reward, and where the critic starts
+    reward_config: str | None = None  # YAML file of rewards: `name: {weight: 0.5, ...}`, see docs/rewards.md
+    # A further reward: NAME=WEIGHT,setting=value,... with a registered name or path.py:function; may be repeated
+    reward: list[str] = field(default_factory=list, action="extend", nargs="+", required=False)  # noqa: RUF009
+    # Python files that register own rewards, metrics and models
+    plugins: list[str] = field(default_factory=list, action="extend", nargs="+", required=False)  # noqa: RUF009
     eval_iters: int | None = 4  # Validation rollouts (of rollout_mini_batch_size prompts) at most; none: all
     rollout_size: int = 128  # Prompts per rollout and device
     rollout_mini_batch_size: int = 32  # Prompts per generation batch and device; at most rollout_size
@@ -340,7 +345,9 @@ class PPOArgs(TrainArgs):
     entropy_coeff: float = 0.0  # Weight of the entropy bonus
     early_stop_kl: float = 0.0  # Stop the updates of a rollout at this KL from the sampling policy, in nats; 0 is off
 
-    critic_init: Literal["rm", "sft"] = "rm"  # Critic starts from the reward model, or from the actor with a head of 0
+    critic_init: Literal["rm", "sft"] | None = None  # Start of the critic: reward model, if there is one; else actor
+    actor_class: str | None = None  # Own actor, or actor and critic on one trunk: a name that a plugin registers
+    critic_class: str | None = None  # Own critic: a name that a plugin registers
     share_actor_critic: bool = flag(False)  # The critic is a head on the actor's trunk: two networks less
     critic_warmup_steps: int = 0  # Steps in which only the critic trains
     vf_coeff: float = 0.1  # Weight of the value loss
@@ -355,6 +362,11 @@ class PPOArgs(TrainArgs):
     critic_learning_rate: float = 1e-6  # Peak learning rate of the critic
     critic_lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # Falls to a tenth, or 1e-6
     critic_lr_warmup_steps: int = 0  # Steps of linear warm-up
+
+    @property
+    def critic_start(self) -> Literal["rm", "sft"]:
+        """Where a critic of its own starts."""
+        return self.critic_init or ("sft" if self.rm_experiment_dir is None else "rm")
 
     @property
     def kl_control(self) -> str:
@@ -398,8 +410,21 @@ class PPOArgs(TrainArgs):
             f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
             " raise it or pass --normalize_rewards=False",
         )
-        critic = "critic_init share_actor_critic critic_warmup_steps vf_coeff value_loss value_clip_coeff"
+        _require(
+            self.rm_experiment_dir is not None or bool(self.reward_config or self.reward),
+            "nothing gives a reward: pass --rm_experiment_dir, --reward_config or --reward",
+        )
+        _require(
+            self.rm_experiment_dir is not None or self.critic_init != "rm",
+            "--critic_init=rm starts from the reward model of --rm_experiment_dir; pass it, or --critic_init=sft",
+        )
+        _require(
+            not self.standardize_rewards or not (self.reward_config or self.reward or self.rm_experiment_dir is None),
+            "--standardize_rewards is for --rm_experiment_dir alone; a part of several has `normalize: true`",
+        )
+        critic = "critic_init critic_class share_actor_critic critic_warmup_steps vf_coeff value_loss value_clip_coeff"
         critic += " normalize_values gae_gamma gae_lambd"
+        separate = ("critic_init", "critic_class", "critic_warmup_steps")
         rates = ("critic_learning_rate", "critic_lr_schedule", "critic_lr_warmup_steps")
         for needed, met, names in (
             ("--clip_rewards", self.clip_rewards, ("reward_clip_value",)),
@@ -411,7 +436,7 @@ class PPOArgs(TrainArgs):
             ("--kl_controller=horizon", self.kl_controller == "horizon", ("kl_horizon",)),
             ("--value_loss=huber", self.value_loss == "huber", ("huber_delta",)),
             ("--advantage_estimator=gae", self.critic != "none", (*critic.split(), *rates)),
-            ("--share_actor_critic=False", not self.share_actor_critic, ("critic_init", "critic_warmup_steps", *rates)),
+            ("--share_actor_critic=False", not self.share_actor_critic, (*separate, *rates)),
         ):
             changed = [name for name in names if _changed(self, name)]
             _require(met or not changed, f"--{' --'.join(changed)} only act with {needed}")

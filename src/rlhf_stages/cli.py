@@ -115,8 +115,11 @@ def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
         if any(isinstance(part, (list, dict, set, tuple)) for part in parts):  # their text can be endless, or very long
             raise ValueError(f"--config {path}: {key} is nested, expected a value or a list of values")
     lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
+    given = {token.partition("=")[0].removeprefix("--") for token in argv if token.startswith("--")}
     tokens = []
     for key, value in config.items():
+        if key in lists & given:  # the command line's would be added to these
+            continue
         if key in lists and isinstance(value, list):
             tokens += [f"--{key}", *map(str, value)]
         elif isinstance(value, list):

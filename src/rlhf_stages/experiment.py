@@ -30,6 +30,7 @@ _LIBRARIES = ("rlhf_stages", "torch", "lightning", "transformers", "torchmetrics
 _FREE = {
     *("resume", "resume_override", "overwrite", "max_time", "keep_last", "keep_best", "max_skipped_steps"),
     *("num_workers", "data_dir", "log_dir", "experiment_name", "sft_experiment_dir", "rm_experiment_dir"),
+    *("reward_config", "reward"),  # what they say stands under `rewards`
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from rlhf_stages.args import PPOArgs, TrainArgs
@@ -109,7 +110,7 @@ def validation_batches(
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A dataclass of tensors on the device."""
-    return dataclasses.replace(
-        batch, **{f.name: getattr(batch, f.name).to(device, non_blocking=True) for f in dataclasses.fields(batch)}
-    )
+    """A dataclass with its tensors on the device; whatever else it has stays as it is."""
+    values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    moved = {n: value.to(device, non_blocking=True) for n, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(batch, **moved)

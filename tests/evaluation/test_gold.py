@@ -20,10 +20,16 @@ def test_a_path_with_a_colon(tmp_path):
     assert load_function(f"{folder}/score.py:gold")("", "") == 1.0
 
 
-@pytest.mark.parametrize("reference", ["score.py", "score:gold", "gold", "score.py:", ""])
+@pytest.mark.parametrize("reference", ["score.py", "gold", "score.py:", ""])
 def test_another_form(reference):
-    with pytest.raises(ValueError, match=r"expected path\.py:function, got"):
+    with pytest.raises(ValueError, match=r"expected path\.py:function or module:function, got"):
         load_function(reference)
+
+
+def test_a_module():
+    assert load_function("math:sqrt")(4) == 2
+    with pytest.raises(ValueError, match="the module 'no_such_module' cannot be imported"):
+        load_function("no_such_module:gold")
 
 
 def test_no_such_file(tmp_path):

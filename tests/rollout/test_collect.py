@@ -20,7 +20,7 @@ from rlhf_stages.rollout.collect import (
 )
 from rlhf_stages.rollout.generation import Responses
 
-from helpers import left_padded, make_tokenizer, plain_sampler, right_padded, save_causal, save_classifier
+from helpers import left_padded, make_tokenizer, model_scorer, plain_sampler, right_padded, save_causal, save_classifier
 
 PAD = 3
 PROMPTS = [[1, 5, 6, 7], [1], [1, 9, 10, 11, 12, 13, 14], [1, 15]]
@@ -49,7 +49,9 @@ def batches(rows):
 
 
 def score(models, rows):
-    return score_responses(*batches(rows), **models, sampler=plain_sampler(TEMPERATURE))
+    readers = {name: model for name, model in models.items() if name != "reward_model"}
+    scorer = model_scorer(models["reward_model"])
+    return score_responses(*batches(rows), **readers, scorer=scorer, sampler=plain_sampler(TEMPERATURE))
 
 
 def test_join_moves_padding_to_the_end_and_keeps_where_each_token_is_predicted():
@@ -120,7 +122,7 @@ def test_the_ratio_of_the_first_update_is_one(models):
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    [("logprobs", "actor"), ("ref_logprobs", "reference"), ("values", "critic"), ("scores", "reward model")],
+    [("logprobs", "actor"), ("ref_logprobs", "reference"), ("values", "critic"), ("part_scores", "reward model")],
 )
 def test_a_number_that_is_not_finite_is_found_with_its_model_and_row(models, name, model):
     rollout = score(models, [0, 1, 2, 3])
@@ -140,7 +142,7 @@ def numbers(rollout, row):
         "prompt": rollout.prompt_ids[row][prompt].tolist(),
         "response": rollout.response_ids[row][inside].tolist(),
         **{name: getattr(rollout, name)[row][inside].tolist() for name in ("logprobs", "ref_logprobs", "values")},
-        **{name: getattr(rollout, name)[row].item() for name in ("scores", "ended")},
+        **{name: getattr(rollout, name)[row].item() for name in ("part_scores", "ended")},
     }
 
 

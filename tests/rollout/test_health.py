@@ -21,6 +21,8 @@ def test_health_metrics_by_hand():
         ref_logprobs=torch.zeros(4, 3),
         entropies=torch.where(mask, torch.tensor([[1.0, 2, 3], [4, 5, 0], [0, 0, 0], [1, 1, 1]]), junk),
         values=torch.zeros(4, 3),
+        part_scores=torch.zeros(4, 1),
+        token_scores=torch.zeros(4, 3),
         scores=torch.tensor([4.0, 1.0, 3.0, 2.0]),
         ended=torch.ones(4, dtype=torch.bool),
     )

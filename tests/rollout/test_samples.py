@@ -115,6 +115,8 @@ def test_rollout_sample_by_hand(tmp_path, tracker):
         entropies=torch.zeros(3, 4),
         values=torch.zeros(1, len(response) + 2),
         scores=torch.tensor([2.5]),
+        part_scores=torch.tensor([[2.5]]),
+        token_scores=torch.zeros(1, len(response) + 2),
         ended=torch.tensor([True]),
     )
     log_rollout_sample(rollout, tokenizer, tracker, step=3)

@@ -5,7 +5,8 @@ from torch import nn
 from rlhf_stages.args import FabricArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.loop import start_fabric
-from rlhf_stages.models.loading import disable_dropout, load_causal
+from rlhf_stages.models.dropout import disable_dropout
+from rlhf_stages.models.loading import load_causal
 from rlhf_stages.rollout.self_check import self_check
 
 from helpers import KINDS, left_padded, make_tokenizer, plain_sampler, save_causal

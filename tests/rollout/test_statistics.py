@@ -16,6 +16,8 @@ def test_rollout_metrics_by_hand():
         ref_logprobs=torch.tensor([[-1.5, -2.5, -3.5, -junk], [-2, 0, 0, 0], [-1, -2, -1, -2]]),
         entropies=torch.zeros(3, 4),
         values=torch.zeros(3, 4),
+        part_scores=torch.zeros(3, 1),
+        token_scores=torch.zeros(3, 4),
         scores=torch.tensor([1.0, 2.0, 6.0]),
         ended=torch.tensor([True, True, False]),
     )
@@ -34,5 +36,5 @@ def test_rollout_metrics_by_hand():
 
 def test_one_token_that_was_cut_off_is_not_an_empty_response():
     one = torch.ones(1, 1)
-    rollout = Rollout(one, one.bool(), one, one.bool(), one, one, one, one, torch.ones(1), torch.tensor([False]))
+    rollout = Rollout(*[one, one.bool()] * 2, *[one] * 4, torch.ones(1), one, one, torch.tensor([False]))
     assert rollout_metrics(rollout, "x")["x/empty_percentage"] == 0

@@ -109,7 +109,7 @@ def test_flags_of_dpo_that_cannot_be(refused, flags):
 
 def test_parents_are_required(refused, flags):
     argv = [flag for flag in flags["ppo"] if "experiment_dir" not in flag]
-    assert "--sft_experiment_dir, --rm_experiment_dir" in refused("ppo", argv)
+    assert "required: --sft_experiment_dir" in refused("ppo", argv)
 
 
 # Models and experiments
@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint(refused, flags, tiny_run, tmp_path, stage, parent)
     file = resolve_checkpoint(damaged) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     message = refused(stage, [*flags[stage], f"--{parent}_experiment_dir={damaged}"])
-    assert message.startswith(f"no model could be loaded from '{file.parent}'")
+    assert message.removeprefix("reward 'rm': ").startswith(f"no model could be loaded from '{file.parent}'")
 
 
 @pytest.mark.parametrize("how", ["cut off", "another byte", "gone"])
@@ -375,5 +375,5 @@ def test_a_policy_whose_tokenizer_differs_from_the_reward_models(refused, flags,
     rm = copy_of(tiny_run.rm, tmp_path / "rm")
     make_tokenizer(eos_token="<unk>").save_pretrained(resolve_checkpoint(rm))
     message = refused("ppo", [*flags["ppo"], f"--rm_experiment_dir={rm}"])
-    assert message.startswith(f"{tiny_run.data} was prepared with the tokenizer of 'toy'")
-    assert str(rm) in message
+    assert message.startswith(f"the tokenizer of {resolve_checkpoint(rm)} is not that of --sft_experiment_dir")
+    assert "--critic_init=sft" in message

@@ -53,7 +53,7 @@ FLAGS = {
         "normalize_advantages": "True", "adaptive_kl_coeff": "False", "clip_rewards": "True",
         "reward_clip_value": "5.0", "init_kl_coeff": "0.1", "target_kl_coeff": "0.1", "clip_coeff": "0.2",
         "vf_coeff": "0.1", "gae_gamma": "1.0", "gae_lambd": "0.95", "sft_experiment_dir": "required",
-        "rm_experiment_dir": "required", "actor_learning_rate": "1e-06", "critic_learning_rate": "1e-06",
+        "rm_experiment_dir": "None", "actor_learning_rate": "1e-06", "critic_learning_rate": "1e-06",
     },
     "scripts/rlhf_dpo.py": {
         **TRAINING, **MODEL, **GENERATION, **FABRIC, "eval_iters": "None", "sft_experiment_dir": "None",

@@ -15,7 +15,7 @@ from rlhf_stages import loop
 from rlhf_stages.cli import Finished, Interrupted, run
 from rlhf_stages.functional import losses
 from rlhf_stages.keeper import Keeper
-from rlhf_stages.rollout import collect
+from rlhf_stages.rewards import learned
 
 from helpers import make_tokenizer, run_stage, toy_rows, write_data
 
@@ -404,7 +404,7 @@ def test_skipped_steps_are_counted_over_a_resume(tiny_run, tmp_path, marked, mon
 
 
 def test_a_reward_that_is_not_finite_skips_the_rollout(tiny_run, tmp_path, marked, monkeypatch):
-    scores, seen = collect.end_scores, []
+    scores, seen = learned.end_scores, []
 
     def spoiled(model, ids, mask):
         values = scores(model, ids, mask)
@@ -413,7 +413,7 @@ def test_a_reward_that_is_not_finite_skips_the_rollout(tiny_run, tmp_path, marke
             values[1] = -math.inf
         return values
 
-    monkeypatch.setattr(collect, "end_scores", spoiled)
+    monkeypatch.setattr(learned, "end_scores", spoiled)
     flags = ["--max_steps=3", "--rollout_size=4", "--rollout_mini_batch_size=4", "--normalize_rewards=False"]
     flags += ["--mini_batch_size=4", "--micro_batch_size=2", "--log_interval=1", "--num_return_sequences=2"]
     folder = go(tiny_run, tmp_path, "ppo", *flags, data=marked)

@@ -20,6 +20,7 @@ from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.keeper import Keeper
 from rlhf_stages.models import forward, loading
 from rlhf_stages.models.actor_critic import policy_of
+from rlhf_stages.rewards import learned
 from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import (
@@ -191,12 +192,18 @@ def test_rm_starts_from_a_model_too(tiny_run, tmp_path):
 def watching():
     """What the script holds: the frozen models as they were at the start, the actor, and every experience."""
     seen = {"frozen": [], "experience": [], "updates": 0}
+    load_scalar = learned.load_scalar
     freeze, end_step, make, update = loop.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
 
     def freezing(fabric, model):
         frozen = freeze(fabric, model)
         seen["frozen"].append((frozen, {name: weight.clone() for name, weight in frozen.state_dict().items()}))
         return frozen
+
+    def loading(*args, **more):
+        model = load_scalar(*args, **more)
+        seen["frozen"].append((model, {name: weight.clone() for name, weight in model.state_dict().items()}))
+        return model
 
     def ending(keeper, *args, **more):
         seen["actor"] = policy_of(keeper._models[""])
@@ -212,6 +219,7 @@ def watching():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "freeze", freezing)
+        patch.setattr(learned, "load_scalar", loading)
         patch.setattr(Keeper, "end_step", ending)
         patch.setattr(loop, "update", updating)
         patch.setattr(rollout_experience, "make_experience", making)
@@ -327,7 +335,7 @@ def test_the_saved_policy_is_the_trained_actor(tiny_run, learning):
     assert found - critic == {n for n in files(tiny_run.sft) if not n.startswith("logs/") and "/resume/" not in n}
     parts = {f"{model}_{part}" for model in ("actor", "critic") for part in ("optimizer", "schedule")}
     kept = {path.stem for path in (resolve_checkpoint(ppo) / "resume").iterdir()}
-    assert kept == parts | {"health", "kl_control", "precision", "state"}
+    assert kept == parts | {"health", "kl_control", "precision", "rewards", "state"}
 
 
 def test_the_critic_is_saved_as_a_model_of_its_own(tiny_run, learning):

@@ -3,6 +3,7 @@
 Legend: B sequences, T tokens (longest of the batch), P prompt tokens (longest), S sequences of all lists, Q pairs.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,21 +47,27 @@ class PreferenceBatch:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Left-padded prompts, so that generation continues each from its last token: input_ids, attention_mask (B, P)."""
+    """Left-padded prompts, so that generation continues each from its last token: input_ids, attention_mask (B, P).
+
+    `records` are those that the prompts come from, or none.
+    """
 
     input_ids: Tensor
     attention_mask: Tensor
+    records: tuple[Record, ...] = ()
 
     def first(self, count: int) -> "PromptBatch":
         """The first prompts, with the columns that are padding in all of them cut away."""
         ids, mask = self.input_ids[:count], self.attention_mask[:count]
         longest = int(mask.sum(1).max())
-        return PromptBatch(ids[:, ids.shape[1] - longest :], mask[:, mask.shape[1] - longest :])
+        return PromptBatch(ids[:, ids.shape[1] - longest :], mask[:, mask.shape[1] - longest :], self.records[:count])
 
     def repeat(self, times: int) -> "PromptBatch":
         """Each prompt `times` times in a row."""
         return PromptBatch(
-            self.input_ids.repeat_interleave(times, dim=0), self.attention_mask.repeat_interleave(times, dim=0)
+            self.input_ids.repeat_interleave(times, dim=0),
+            self.attention_mask.repeat_interleave(times, dim=0),
+            tuple(record for record in self.records for _ in range(times)),
         )
 
 
@@ -121,7 +128,8 @@ def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_marg
 
 def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBatch:
     """Prompts to continue."""
-    return pad_left([record.prompt for record in records], pad_token_id)
+    prompts = pad_left([record.prompt for record in records], pad_token_id)
+    return dataclasses.replace(prompts, records=tuple(records))
 
 
 def pad_right(sequences: Sequence[Tensor], value: int) -> tuple[Tensor, Tensor]:

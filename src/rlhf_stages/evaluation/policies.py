@@ -18,7 +18,8 @@ from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
-from rlhf_stages.rollout.samples import sample, text_of
+from rlhf_stages.rollout.samples import sample
+from rlhf_stages.rollout.texts import text_of
 
 GoldScore = Callable[[str, str], float]
 

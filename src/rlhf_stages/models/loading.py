@@ -17,13 +17,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.models.actor_critic import ActorCritic
+from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
 
@@ -160,28 +159,6 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
     return wrapped
 
 
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout of the model to 0, whatever its config calls it; the config itself keeps its values."""
-    zeroed: dict[int, Any] = {}
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        _zero_dropouts(module)
-        # layers of Falcon and others read the rate from the config in each forward: theirs becomes a copy
-        config = vars(module).get("config")
-        if isinstance(config, PreTrainedConfig) and not isinstance(module, PreTrainedModel):
-            if id(config) not in zeroed:
-                zeroed[id(config)] = copy.deepcopy(config)
-                _zero_dropouts(zeroed[id(config)])
-            module.config = zeroed[id(config)]
-
-
-def _zero_dropouts(owner: Any) -> None:
-    for name, value in vars(owner).items():
-        if "drop" in name and isinstance(value, float):
-            setattr(owner, name, 0.0)
-
-
 def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Write a model folder that loads on its own: config, weights, generation config, tokenizer.
 
@@ -209,7 +186,10 @@ def restore_model(model: Any, directory: Path) -> None:
         set_peft_model_state_dict(hf, load_peft_weights(str(directory / ADAPTER_DIR), device="cpu"))
         return
     with quiet():
-        hf.load_state_dict(type(hf).from_pretrained(directory, dtype=torch.float32).state_dict())
+        stored = type(hf).from_pretrained(directory, dtype=torch.float32).state_dict()
+    for file in directory.glob("*.safetensors"):  # and what a user's own class has that transformers does not know
+        stored = {**load_file(file), **stored}
+    hf.load_state_dict({name: stored[name] for name in hf.state_dict()})
 
 
 def parameter_summary(model: nn.Module) -> str:

@@ -4,8 +4,8 @@ Legend: B sequences, P prompt tokens (left-padded), R response tokens (right-pad
 """
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +19,8 @@ from rlhf_stages.functional.masking import left_aligned
 from rlhf_stages.functional.ppo import entropy
 from rlhf_stages.models.actor_critic import ActorCritic
 from rlhf_stages.models.forward import logits_at, unwrap
-from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.rollout.generation import Responses, Sampler
+from rlhf_stages.rollout.texts import Samples
 from rlhf_stages.value_norm import ValueNorm
 
 
@@ -29,7 +29,8 @@ class Rollout:
     """Responses of the actor with the numbers that training needs; every tensor has B rows.
 
     prompt_ids, prompt_mask (B, P); response_ids, response_mask, logprobs, ref_logprobs, entropies, values (B, R);
-    scores (B,) of the reward model as it gave them; ended (B,) bool.
+    part_scores (B, K) of each part of the reward as it gave them; scores (B,), their sum as `Rewards` makes it; token
+    scores (B, R), which count beside it; ended (B,) bool; samples, the same as text, or nothing.
     """
 
     prompt_ids: Tensor
@@ -41,13 +42,29 @@ class Rollout:
     entropies: Tensor
     values: Tensor
     scores: Tensor
+    part_scores: Tensor
+    token_scores: Tensor
     ended: Tensor
+    samples: Samples = field(default_factory=Samples)
 
     @cached_property
     def texts(self) -> "Texts":
         """Prompts and responses as the models read them."""
         prompts = PromptBatch(self.prompt_ids, self.prompt_mask)
         return join(prompts, Responses(self.response_ids, self.response_mask, self.ended))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What rewards say: parts (B, K), a column per part; tokens (B, R), scores of single tokens; and what they read."""
+
+    parts: Tensor
+    tokens: Tensor
+    samples: Samples = field(default_factory=Samples)
+
+
+# prompts, each as often as it has responses; the responses; both as models read them
+Scorer = Callable[[PromptBatch, Responses, "Texts"], Scores]
 
 
 @dataclass(frozen=True)
@@ -81,14 +98,14 @@ def score_responses(
     actor: nn.Module,
     reference: nn.Module,
     critic: nn.Module | None,
-    reward_model: nn.Module,
+    scorer: Scorer,
     sampler: Sampler,
     value_norm: ValueNorm | None = None,
 ) -> Rollout:
     """Run the models over sampled responses.
 
     The log-probabilities are those of the training forward, not of the sampler, so that the ratio starts at 1. Place t
-    of `values` is the value before token t was chosen; the score is read at the last token of the text.
+    of `values` is the value before token t was chosen. `scores` is the plain sum of the parts.
 
     Args:
         critic: None where the actor has a value head of its own, or where nothing needs values (then they are 0).
@@ -104,6 +121,7 @@ def score_responses(
     elif value_norm is not None:
         values = value_norm.denormalize(values)
     ref_logits, _ = policy_outputs(reference, texts, sampler)
+    scores = scorer(prompts, responses, texts)
     return Rollout(
         prompt_ids=prompts.input_ids,
         prompt_mask=prompts.attention_mask,
@@ -113,8 +131,11 @@ def score_responses(
         ref_logprobs=torch.where(mask, gather_logprobs(ref_logits, ids), 0),
         entropies=torch.where(mask, entropy(logits), 0),
         values=torch.where(mask, values, 0),
-        scores=end_scores(reward_model, texts.ids, texts.mask),
+        scores=scores.parts.sum(1),
+        part_scores=scores.parts,
+        token_scores=scores.tokens,
         ended=responses.ended,
+        samples=scores.samples,
     )
 
 
@@ -140,7 +161,7 @@ def not_finite(rollout: Rollout) -> tuple[str | None, list[int]]:
         "logprobs": "log-probabilities of the actor",
         "ref_logprobs": "log-probabilities of the reference",
         "values": "values of the critic",
-        "scores": "scores of the reward model",
+        "part_scores": "scores of the reward model",
     }
     for name, source in sources.items():
         bad = ~torch.isfinite(getattr(rollout, name))
@@ -155,26 +176,30 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     prompt = max(r.prompt_ids.shape[1] for r in rollouts)
     response = max(r.response_ids.shape[1] for r in rollouts)
 
-    def joined(name: str) -> Tensor:
+    def joined(name: str) -> Any:
         parts = [getattr(r, name) for r in rollouts]
-        if parts[0].dim() == 1:
+        if name == "samples":
+            return sum(parts, start=Samples())
+        if parts[0].dim() == 1 or name == "part_scores":
             return torch.cat(parts)
         if name.startswith("prompt"):
             return torch.cat([F.pad(part, (prompt - part.shape[1], 0)) for part in parts])
         return torch.cat([F.pad(part, (0, response - part.shape[1])) for part in parts])
 
-    return Rollout(**{field.name: joined(field.name) for field in dataclasses.fields(Rollout)})
+    return Rollout(**{f.name: joined(f.name) for f in dataclasses.fields(Rollout)})
 
 
 def select_rows(rollout: Rollout, rows: Tensor) -> Rollout:
-    """Some rows of a rollout, with the columns that are padding in all of them cut away."""
+    """Some rows of a rollout, without their texts, and the columns that are padding in all of them cut away."""
     prompt = int(rollout.prompt_mask[rows].sum(1).max())
     response = max(int(rollout.response_mask[rows].sum(1).max()), 1)
 
     def cut(name: str) -> Any:
+        if name == "samples":
+            return Samples()
         value = getattr(rollout, name)[rows]
-        if value.dim() == 1:
+        if value.dim() == 1 or name == "part_scores":
             return value
         return value[:, value.shape[1] - prompt :] if name.startswith("prompt") else value[:, :response]
 
-    return Rollout(**{field.name: cut(field.name) for field in dataclasses.fields(Rollout)})
+    return Rollout(**{f.name: cut(f.name) for f in dataclasses.fields(Rollout)})

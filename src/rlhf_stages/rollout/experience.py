@@ -55,6 +55,8 @@ def make_experience(
 ) -> Experience:
     """Scores to advantages: standardize, penalty for a missing EOS, clip, scale, KL, GAE (or RLOO, GRPO), whiten.
 
+    Scores of single tokens are added where they belong, as they are.
+
     Args:
         group_size: responses to each prompt; they stand in a row.
         global_sum: adds a tensor up over all devices; scaling and whitening are over the global rollout.
@@ -70,7 +72,7 @@ def make_experience(
         every = torch.ones_like(scores, dtype=torch.bool)
         scores = whiten(scores, every, global_sum(moments(scores, every)), shift_mean=False)
     kl = kl_estimate(rollout.logprobs, rollout.ref_logprobs, mask, args.kl_estimator)
-    rewards = token_rewards(scores, kl, mask, kl_coeff)
+    rewards = token_rewards(scores, kl, mask, kl_coeff) + torch.where(mask, rollout.token_scores, 0)
     if args.advantage_estimator == "gae":
         advantages, returns = gae(rewards, rollout.values, mask, args.gae_gamma, args.gae_lambd)
         if args.normalize_advantages:

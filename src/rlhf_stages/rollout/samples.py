@@ -11,6 +11,7 @@ from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.rollout.collect import Rollout
 from rlhf_stages.rollout.generation import Responses, generate, make_sampler
+from rlhf_stages.rollout.texts import text_of
 from rlhf_stages.tracking import Tracker
 
 
@@ -48,12 +49,6 @@ def sample(
         responses = generate(model, prompts, args, make_sampler(args, tokenizer), int(tokenizer.pad_token_id))
     model.train(training)
     return responses
-
-
-def text_of(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, mask: torch.Tensor) -> str:
-    """The text of one row of ids, special tokens left out."""
-    text: str = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return text
 
 
 def log_example(

@@ -1,0 +1,139 @@
+"""Rewards that models give: a reward model, and a text classifier.
+
+Legend: B sequences, T tokens, L labels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_stages.args import ModelArgs
+from rlhf_stages.data.collate import pad_right
+from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
+from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.functional.masking import length_mask
+from rlhf_stages.models.classifier import TextClassifier
+from rlhf_stages.models.loading import load_scalar
+from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.plugins import register_reward
+from rlhf_stages.rollout.collect import Texts
+from rlhf_stages.rollout.texts import Samples
+
+
+@dataclass(frozen=True)
+class RewardContext:
+    """What a reward that is a class may ask for: the actor's tokenizer, the device, and what model flags were given."""
+
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    model_args: ModelArgs
+
+
+@register_reward("reward_model")
+class RewardModel:
+    """The score of a reward model: one of an RM experiment, or any `AutoModelForSequenceClassification` of one label.
+
+    Where its tokenizer is the actor's it reads the very ids; else prompt and response as text, encoded anew.
+
+    Args:
+        path: experiment, checkpoint, model folder or hub id.
+        max_length: longest text in tokens where it is encoded anew; the beginning goes.
+    """
+
+    def __init__(self, context: RewardContext, path: str, max_length: int | None = None) -> None:
+        self.checkpoint = local_folder(path)
+        source = str(self.checkpoint or path)
+        self._tokenizer = load_tokenizer(source, context.model_args.trust_remote_code)
+        self.same_ids = fingerprint(self._tokenizer) == fingerprint(context.tokenizer)
+        model = load_scalar(source, self._tokenizer, context.model_args, trained_head=True)
+        self.model: nn.Module = model.eval().requires_grad_(False).to(context.device)
+        window = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
+        self._max_length = min(n for n in (max_length, window, 2**20) if n is not None)
+
+    def read(self, texts: Texts, samples: Samples) -> Tensor:
+        """Scores (B,) fp32."""
+        if self.same_ids:
+            return end_scores(self.model, texts.ids, texts.mask)
+        rows = [
+            encode_prompt(self._tokenizer, prompt) + encode_response(self._tokenizer, response)
+            for prompt, response in zip(samples.prompts, samples.responses, strict=True)
+        ]
+        cut = [torch.tensor(row[-self._max_length :], device=texts.ids.device) for row in rows]
+        ids, lengths = pad_right(cut, int(self._tokenizer.pad_token_id))
+        return end_scores(self.model, ids, length_mask(lengths.to(ids.device), ids.shape[1]))
+
+
+@register_reward("classifier")
+class Classifier:
+    """What a text classifier says of a response: of one label, or of the one that the metadata of a record name.
+
+    Args:
+        model: experiment of train_classifier.py, checkpoint, model folder or hub id.
+        label: the label whose probability is the score, or
+        label_key: the metadata that name it; then the score is 1 where the classifier finds that label, else 0.
+        score: `probability` or `match`, where it should be the other one.
+        text: what it reads: the response, the whole text, or the last utterance of the prompt (`last_turn` of the
+            metadata) and the response, joined by `separator`.
+    """
+
+    def __init__(
+        self,
+        context: RewardContext,
+        model: str,
+        label: str | None = None,
+        label_key: str | None = None,
+        score: Literal["probability", "match"] | None = None,
+        text: Literal["response", "turn", "whole"] = "response",
+        separator: str = "\n",
+    ) -> None:
+        if (label is None) == (label_key is None):
+            raise ValueError("give it `label: a name`, or `label_key: the metadata that name it`")
+        if score not in (None, "probability", "match") or text not in ("response", "turn", "whole"):
+            raise ValueError("score is probability or match, and text is response, turn or whole")
+        self.checkpoint = local_folder(model)
+        self._classifier = TextClassifier.load(
+            str(self.checkpoint or model), str(context.device), trust_remote_code=context.model_args.trust_remote_code
+        )
+        if label is not None and label not in self._classifier.labels:
+            raise ValueError(f"{model} knows no label {label!r}, but {', '.join(self._classifier.labels)}")
+        self._label, self._label_key, self._text, self._separator = label, label_key, text, separator
+        self._matches = (label_key is not None) if score is None else score == "match"
+
+    def __call__(
+        self, prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[float]:
+        """A probability, or 1 and 0, for each response. Raises ValueError for a label that it does not know."""
+        probabilities = self._classifier.probabilities(self._texts(prompts, responses, metadata)).float().cpu()
+        wanted = torch.tensor([self._index(facts) for facts in metadata])
+        if self._matches:
+            return (probabilities.argmax(1) == wanted).float().tolist()
+        return probabilities.gather(1, wanted[:, None]).squeeze(1).tolist()
+
+    def _index(self, facts: Mapping[str, Any]) -> int:
+        label = self._label if self._label_key is None else facts.get(self._label_key)
+        if label not in self._classifier.labels:
+            raise ValueError(
+                f"the metadata's {self._label_key!r} is {label!r}, which is not among the labels"
+                f" {', '.join(self._classifier.labels)}"
+            )
+        return self._classifier.labels.index(str(label))
+
+    def _texts(
+        self, prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        if self._text == "response":
+            return list(responses)
+        if self._text == "whole":
+            return [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        last = [str(facts.get("last_turn", prompt)) for prompt, facts in zip(prompts, metadata, strict=True)]
+        return [self._separator.join(pair) for pair in zip(last, responses, strict=True)]
+
+
+def local_folder(path: str) -> Path | None:
+    """The checkpoint that an experiment, checkpoint or model folder stands for; None for a hub id."""
+    return resolve_checkpoint(path) if Path(path).exists() else None
