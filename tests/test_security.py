@@ -71,7 +71,9 @@ def dangers(source):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_program_runs_code_out_of_a_file(path):
     found = set(dangers(path.read_text(encoding="utf-8")))
-    allowed = {"spec.loader.exec_module", "importlib.import_module"} if str(path.relative_to(ROOT)) in RUNS_A_FILE else set()
+    allowed = (
+        {"spec.loader.exec_module", "importlib.import_module"} if str(path.relative_to(ROOT)) in RUNS_A_FILE else set()
+    )
     assert found <= allowed
 
 

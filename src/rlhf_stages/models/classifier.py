@@ -23,7 +23,7 @@ from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel, encoder_l
 
 # more positions than any text has, for models that set no bound
 _ENDLESS = 2**30
-BATCH_SIZE = 32
+BATCH_SIZE = 128
 
 
 class CausalClassifier(ScalarModel):
