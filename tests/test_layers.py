@@ -40,7 +40,7 @@ def test_arguments_import_without_torch_and_at_once():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
         for _ in range(3)
     ]
-    heavy = {"torch", "transformers", "lightning", "torchmetrics", "datasets", "peft", "gradio", "matplotlib"}
+    heavy = {"torch", "transformers", "lightning", "torchmetrics", "datasets", "peft", "gradio", "matplotlib", "wandb"}
     assert heavy.isdisjoint(runs[0][1:])
     assert min(float(seconds) for seconds, *_ in runs) < 0.5
 
@@ -110,6 +110,13 @@ def test_training_scripts_import_nothing_that_draws_or_downloads(name):
         for module in imported(ast.parse((ROOT / "scripts" / f"{name}.py").read_text(encoding="utf-8")))
     }
     assert modules.isdisjoint({"gradio", "matplotlib", "datasets"})
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_optional_is_imported_where_it_is_used(path):
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    outside = ast.Module([node for node in body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))], [])
+    assert "wandb" not in {name.partition(".")[0] for name in imported(outside)}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -135,7 +135,7 @@ def test_a_full_disk_is_called_so(fabric, experiment, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tracker._board.experiment, "add_scalar", full)
+    monkeypatch.setattr(tracker._loggers[1]._board.experiment, "add_scalar", full)
     with pytest.raises(OSError, match="No space left on device"):
         tracker.log({"train/loss": 1.0}, 1)
     tracker.close()

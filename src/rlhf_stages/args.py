@@ -42,6 +42,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-12, 1),
 }
 
+LOGGERS = ("tensorboard", "csv", "wandb", "console")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -213,6 +215,11 @@ class TrainArgs(Args):
     keep_best: bool = flag(True)  # The best checkpoint is kept however old it is
     eval_interval: int = 100  # Steps between validations; the last step always validates
     log_interval: int = 5  # Steps between log lines
+    # Where metrics go, besides metrics.csv (csv, always written): tensorboard, wandb, console; several at once
+    loggers: list[str] = field(default_factory=lambda: ["tensorboard"])  # noqa: RUF009
+    wandb_project: str = "rlhf_stages"  # Project of Weights & Biases
+    wandb_entity: str | None = None  # Team or user of Weights & Biases; none: the one of the key
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"  # offline: send it later with `wandb sync`
     eval_iters: int | None = None  # Validation batches at most; none: all
     num_workers: int = 0  # Processes that load batches; 0 is enough for memory-mapped shards
     mini_batch_size: int = 4  # Samples per optimizer step and device
@@ -235,6 +242,10 @@ class TrainArgs(Args):
         _ = self.max_seconds, self.resume_step  # a spelling that cannot be read is refused here
         _require(self.keep_best or self.keep_last is not None, "--keep_best=False only acts with --keep_last")
         _require(not self.resume_override or self.resume is not None, "--resume_override only acts with --resume")
+        unknown = [name for name in self.loggers if name not in LOGGERS]
+        _require(not unknown, f"--loggers takes {', '.join(LOGGERS)}, got {' '.join(unknown)!r}")
+        changed = [name for name in ("wandb_project", "wandb_entity", "wandb_mode") if _changed(self, name)]
+        _require("wandb" in self.loggers or not changed, f"--{' --'.join(changed)} only act with --loggers wandb")
 
     @property
     def resume_step(self) -> int | None:

@@ -6,6 +6,7 @@
     latest, best            names of checkpoints
     metrics.csv, timing.csv numbers: those that a second run gives again, and those of the clock
     logs/                   both for TensorBoard
+    wandb/                  both for Weights & Biases, and the id of its run
     samples.jsonl           texts
     skipped.jsonl           steps that were skipped for a NaN or an infinity, with their samples
     summary.json            written last: the run is finished
@@ -31,6 +32,7 @@ _FREE = {
     *("resume", "resume_override", "overwrite", "max_time", "keep_last", "keep_best", "max_skipped_steps"),
     *("num_workers", "data_dir", "log_dir", "experiment_name", "sft_experiment_dir", "rm_experiment_dir"),
     *("reward_config", "reward"),  # what they say stands under `rewards`
+    *("loggers", "wandb_project", "wandb_entity", "wandb_mode"),
 }
 
 

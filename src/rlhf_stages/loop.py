@@ -21,6 +21,7 @@ from rlhf_stages.data.shards import Shard, open_shard
 from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.files import write_json
 from rlhf_stages.interruption import end_with_parent
+from rlhf_stages.loggers import check_loggers
 from rlhf_stages.plan import SEED_STRIDE
 
 Batch = TypeVar("Batch")
@@ -214,6 +215,7 @@ def open_experiment(
         fingerprints = {shard.path.name: shard.fingerprint for shard in shards if shard is not None}
         content = describe(stage, {**groups, "data_args": info.raw}, fingerprints, parents or {})
         try:
+            check_loggers(args)
             start_step, finished = _open_folder(directory, args, content)
         except (OSError, ValueError) as error:
             problem = str(error)

@@ -1,43 +1,22 @@
-"""Numbers and texts of a run: TensorBoard, metrics.csv, timing.csv, samples.jsonl, progress bar."""
+"""Numbers and texts of a run: their means over devices, the loggers, samples.jsonl, the progress bar."""
 
-import csv
-import io
 import sys
 import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import TensorBoardLogger
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, MinMetric
 from tqdm import tqdm
 
+from rlhf_stages.args import TrainArgs
 from rlhf_stages.cli import before_error
 from rlhf_stages.experiment import Experiment
-from rlhf_stages.files import flush, write_text
 from rlhf_stages.functional.masking import mean_std, moments
-from rlhf_stages.terminal import without_links
-
-# what the progress bar shows, and under which name
-_SHOWN = {
-    "train/loss": "loss",
-    "train/acc": "acc",
-    "train/reward_mean": "reward",
-    "train/kl_sequence": "kl",
-    "train/response_length": "length",
-    "val/loss": "val_loss",
-    "val/acc": "val_acc",
-    "val/reward_mean": "val_reward",
-}
-
-
-# what the clock says: the only numbers that two runs of the same seed do not share
-_CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
+from rlhf_stages.loggers import SHOWN, Logger, make_loggers
 
 
 class Averages:
@@ -119,22 +98,24 @@ def distribution(name: str, values: Tensor, fabric: Fabric) -> dict[str, float]:
 
 
 class Tracker:
-    """Writes on the first process only; the others may call it and nothing happens."""
+    """Writes on the first process only; the others may call it and nothing happens.
+
+    Args:
+        arguments: argument groups by name; `train_args` names the loggers.
+    """
 
     def __init__(self, experiment: Experiment, fabric: Fabric, total_steps: int, arguments: Mapping[str, Any]) -> None:
         self._experiment = experiment
         self._active, done = fabric.is_global_zero, experiment.start_step
         self._start = time.perf_counter()
         self._shown: dict[str, float] = {}
+        self._loggers: list[Logger] = []
+        args: TrainArgs = arguments.get("train_args", TrainArgs())
         if self._active:
-            warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # args.json is in it
-            self._files = {name: _Table(experiment.dir / name, done) for name in ("metrics.csv", "timing.csv")}
-            self._board = TensorBoardLogger(
-                experiment.dir / "logs", name="", version="", purge_step=done + 1 if done else None
-            )
-            self._board.log_hyperparams(
-                {f"{g}.{k}": str(v) for g, a in arguments.items() for k, v in asdict(a).items()}
-            )
+            self._loggers = make_loggers(args, experiment.dir, done, total_steps)
+            params = {f"{group}.{name}": value for group, a in arguments.items() for name, value in asdict(a).items()}
+            for logger in self._loggers:
+                logger.log_params(params)
         self._bar = tqdm(
             total=total_steps,
             initial=done,
@@ -142,7 +123,7 @@ class Tracker:
             ncols=100 if sys.stderr.isatty() else None,
             # a log file wants a line now and then, not one per step
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
-            disable=not self._active,
+            disable=not self._active or "console" in args.loggers,
         )
         before_error.append(self._bar.close)
 
@@ -155,24 +136,21 @@ class Tracker:
         if not self._active:
             return
         metrics = {**metrics, "info/elapsed_seconds": time.perf_counter() - self._start}
-        for name, wanted in (("metrics.csv", metrics.keys() - _CLOCK), ("timing.csv", metrics.keys() & _CLOCK)):
-            self._files[name].add({key: metrics[key] for key in wanted}, step)
-        try:
-            self._board.log_metrics(dict(metrics), step)
-        except ValueError as error:  # lightning's name for all that can happen, a full disk too
-            raise error.__cause__ or error from None
-        self._shown |= {_SHOWN[name]: value for name, value in metrics.items() if name in _SHOWN}
+        for logger in self._loggers:
+            logger.log_metrics(metrics, step)
+        self._shown |= {SHOWN[name]: value for name, value in metrics.items() if name in SHOWN}
         self._bar.set_postfix_str(" ".join(f"{n}={v:.3g}" for n, v in self._shown.items()), refresh=False)
 
     def log_sample(self, name: str, step: int, prompt: str, response: str, **numbers: float) -> None:
-        """Write a text to samples.jsonl and TensorBoard."""
+        """Write a text to samples.jsonl and the loggers."""
         if not self._active:
             return
         self._experiment.append(
             "samples.jsonl", {"step": step, "name": name, "prompt": prompt, "response": response, **numbers}
         )
         shown = f"{prompt}**{response}**" + "".join(f"\n\n{key}: {value:.4g}" for key, value in numbers.items())
-        self._board.experiment.add_text(f"info/{name}", without_links(shown), step)
+        for logger in self._loggers:
+            logger.log_text(f"info/{name}", shown, step)
 
     def message(self, text: str) -> None:
         """Print a line without breaking the progress bar."""
@@ -181,8 +159,8 @@ class Tracker:
 
     def flush(self) -> None:
         """Wait until all that was logged is on the disk; a checkpoint of this step may follow."""
-        for table in self._files.values():
-            table.flush()
+        for logger in self._loggers:
+            logger.flush()
 
     def close(self) -> None:
         """Flush everything; a second time does nothing."""
@@ -190,51 +168,5 @@ class Tracker:
         if self._active:
             self._active = False
             self.flush()
-            self._board.finalize("success")
-
-
-class _Table:
-    """A CSV file with a row per call, whose columns may grow.
-
-    Args:
-        done: rows of later steps, and a row that a kill cut off, are taken away first.
-    """
-
-    def __init__(self, path: Path, done: int) -> None:
-        self._path = path
-        self._columns = ["step"]
-        if path.is_file():
-            header, *rows = _whole_rows(path.read_text(encoding="utf-8", errors="replace"))
-            self._columns = header
-            self._write(rows[i] for i in range(len(rows)) if int(rows[i][header.index("step")]) <= done)
-
-    def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Add a row; it is with the operating system when this returns."""
-        if not numbers:
-            return
-        new = sorted(numbers.keys() - set(self._columns))
-        if new:
-            rows = _whole_rows(self._path.read_text(encoding="utf-8")) if self._path.is_file() else [self._columns]
-            self._columns = [*self._columns, *new]
-            self._write([*row, *("" for _ in new)] for row in rows[1:])
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_csv_line([{"step": step, **numbers}.get(column, "") for column in self._columns]))
-
-    def flush(self) -> None:
-        """Wait until all of it is on the disk."""
-        if self._path.is_file():
-            flush(self._path)
-
-    def _write(self, rows: Iterable[Sequence[Any]]) -> None:
-        write_text(self._path, map(_csv_line, [self._columns, *rows]))
-
-
-def _csv_line(row: Sequence[Any]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(row)
-    return line.getvalue()
-
-
-def _whole_rows(text: str) -> list[list[str]]:
-    """The header and the rows that end in a line break."""
-    return list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [["step"]]
+            for logger in self._loggers:
+                logger.close()
