@@ -163,6 +163,13 @@ def test_repeat_keeps_the_copies_of_a_prompt_together():
     assert batch.attention_mask.tolist() == [[True, True], [True, True], [False, True], [False, True]]
 
 
+def test_records_go_along_with_their_prompts():
+    records = [record([1, 7, 8], [9]), record([1, 6]), record([1])]
+    batch = collate_prompts(records, pad_token_id=0)
+    assert batch.records == tuple(records)
+    assert [r.prompt.tolist() for r in batch.first(2).repeat(2).records] == [[1, 7, 8], [1, 7, 8], [1, 6], [1, 6]]
+
+
 def test_pad_right_and_left_mirror_each_other():
     rows = [torch.tensor([1, 2, 3]), torch.tensor([4])]
     right, lengths = pad_right(rows, 9)

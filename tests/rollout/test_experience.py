@@ -105,6 +105,15 @@ def test_whitened_advantages_keep_good_and_bad_responses_apart():
     assert experience.returns[mask].tolist() == [1.0, 1.0, -1.0, -1.0, -1.0, -1.0]
 
 
+def test_scores_of_tokens_are_paid_where_they_belong_and_junk_under_the_padding_is_not():
+    rollout = rollout_of([1.0, 2.0], [3, 1], log_ratio=torch.full((2, 3), 0.5))
+    token_scores = torch.tensor([[0.1, 0.2, 0.3], [0.4, torch.nan, 9.0]])
+    rewards = make_experience(dataclasses.replace(rollout, token_scores=token_scores), ppo(), kl_coeff=0.2).rewards
+    # -0.2 * 0.5 for the KL, the token's own, and the score at the end
+    expected = torch.tensor([[0.0, 0.1, 1.2], [2.3, 0.0, 0.0]])
+    torch.testing.assert_close(rewards, expected)
+
+
 def test_padding_columns_and_junk_beneath_change_nothing():
     args = ppo(normalize_rewards=True, normalize_advantages=True, clip_rewards=True)
     torch.manual_seed(0)

@@ -34,6 +34,14 @@ def test_rollout_metrics_by_hand():
     )
 
 
+def test_the_mean_reward_counts_scores_of_tokens_but_not_under_the_padding():
+    mask = torch.tensor([[True, True], [True, False]])
+    zeros = torch.zeros(2, 2)
+    tokens = torch.tensor([[0.5, 0.25], [1.0, 99.0]])
+    rollout = Rollout(zeros, mask, zeros, mask, *[zeros] * 4, torch.tensor([1.0, 2.0]), zeros, tokens, mask[:, 0])
+    assert rollout_metrics(rollout, "x")["x/reward_mean"].item() == (1.75 + 3) / 2
+
+
 def test_one_token_that_was_cut_off_is_not_an_empty_response():
     one = torch.ones(1, 1)
     rollout = Rollout(*[one, one.bool()] * 2, *[one] * 4, torch.ones(1), one, one, torch.tensor([False]))
