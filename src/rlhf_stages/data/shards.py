@@ -29,7 +29,7 @@ from rlhf_stages.data.columns import FORMAT_VERSION, check_columns, check_rating
 from rlhf_stages.data.dictionaries import parse_dictionaries
 from rlhf_stages.data.metadata import pack, unpack
 
-Item = TypeVar("Item", covariant=True)
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ShardWriter:
         atomic_save({"format_version": FORMAT_VERSION} | (columns if order is None else reorder(columns, order)), path)
 
 
-class Records(Protocol[Item]):
+class Records(Protocol[Item_co]):
     """What a stage reads, by number: a shard, or something else that has a name and knows itself."""
 
     @property
@@ -136,7 +136,7 @@ class Records(Protocol[Item]):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Item: ...
+    def __getitem__(self, index: int) -> Item_co: ...
 
 
 class Shard(Dataset[Record]):
