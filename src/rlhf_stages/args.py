@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("actor_lr_warmup_steps", "critic_lr_warmup_steps", "critic_warmup_steps"), (0, 2**62)),
     **dict.fromkeys(("init_kl_coeff", "vf_coeff", "missing_eos_penalty", "weight_decay", "lora_alpha"), (0, 1e12)),
     "center_rewards_coeff": (0, 1e12),
+    "max_length": (1, 2**62),
     **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "min_new_tokens", "seed"), (0, 2**62)),
     **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
@@ -473,6 +474,62 @@ class DPOArgs(TrainArgs):
             f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
             " would teach nothing or their opposite; it must be below 0.5",
         )
+
+    @property
+    def rate(self) -> tuple[float, str, int]:
+        """Peak learning rate, schedule and warm-up steps."""
+        return self.learning_rate, "cosine", self.lr_warmup_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierArgs(TrainArgs):
+    """Sequence classifier, from labelled texts: any --source, or those that a prepared --data_dir holds."""
+
+    source: str | None = None  # Hub id, jsonl, jsonl.gz, csv, tsv, parquet, a folder of those or of save_to_disk
+    label_kind: Literal["act", "emotion"] = "act"  # Of --data_dir: reads its files act_train.jsonl and so on
+    text_column: str = "text"  # Column of the text in --source
+    label_column: str = "label"  # Column of the label in --source
+    split_column: str | None = None  # Column that says train, validation or test; is_valid, is_test: true or false
+    columns: str | None = None  # Names of the columns of csv and tsv files without a header, such as text,label
+    labels: str | None = None  # Names of the labels, in order: negative,positive for 0,1. None: as found, sorted
+    validation_percentage: float = 0.1  # Share of the training texts for validation, if there are none for it
+    test_percentage: float = 0.1  # Share of the training texts for testing, if there are none for it
+    max_length: int = 256  # Tokens, special ones included, at most what the model reads; of longer texts the end
+    balance: bool = flag(False)  # Every label weighs the same, however many texts have it
+    learning_rate: float = 3e-5  # Peak learning rate; falls along a cosine to a floor of 1e-6 (or a tenth of the peak)
+    lr_warmup_steps: int = 100  # Steps of linear warm-up
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_source = [n for n in ("text_column", "label_column", "split_column", "columns") if _changed(self, n)]
+        of_folder = [n for n in ("data_dir", "label_kind") if _changed(self, n)]
+        _require(self.source is not None or not of_source, f"--{' --'.join(of_source)} only act with --source")
+        _require(self.source is None or not of_folder, f"--{' --'.join(of_folder)} only act without --source")
+        for name, least in (("labels", 2), ("columns", 2)):
+            parts = self.names(name)
+            _require(
+                getattr(self, name) is None or (len(parts) >= least and all(parts) and len(set(parts)) == len(parts)),
+                f"--{name} takes {least} or more different names with commas between them, got {getattr(self, name)!r}",
+            )
+
+    def names(self, flag_name: str) -> tuple[str, ...]:
+        """The parts of --labels or --columns, none where it is not given."""
+        text: str | None = getattr(self, flag_name)
+        return () if text is None else tuple(part.strip() for part in text.split(","))
+
+    @property
+    def source_names(self) -> tuple[str, str]:
+        """Names of the data set and of the run for --source: its folder and its file, or twice its own name."""
+        path = Path(str(self.source))
+        name = path.resolve().name if path.is_dir() else path.name.partition(".")[0]
+        folder = path.resolve().parent.name if path.is_file() else name
+        dataset, run = (re.sub(r"[^\w.+-]+", "_", part) for part in (folder or name, name))
+        return dataset, run
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run inside the dataset's folder."""
+        return super().run_name if self.source is None or self.experiment_name else self.source_names[1]
 
     @property
     def rate(self) -> tuple[float, str, int]:

@@ -25,12 +25,12 @@ from rlhf_stages.checkpoint import Checkpoints, check_whole
 from rlhf_stages.files import read_json, write_json, write_text
 from rlhf_stages.terminal import printable
 
-STAGES = ("sft", "rm", "ppo", "dpo")
+STAGES = ("sft", "rm", "ppo", "dpo", "classifier")
 _LIBRARIES = ("rlhf_stages", "torch", "lightning", "transformers", "torchmetrics", "peft", "tokenizers")
 # arguments that change nothing about the numbers of a run; parents and data are compared by their content
 _FREE = {
     *("resume", "resume_override", "overwrite", "max_time", "keep_last", "keep_best", "max_skipped_steps"),
-    *("num_workers", "data_dir", "log_dir", "experiment_name", "sft_experiment_dir", "rm_experiment_dir"),
+    *("num_workers", "data_dir", "source", "log_dir", "experiment_name", "sft_experiment_dir", "rm_experiment_dir"),
     *("reward_config", "reward"),  # what they say stands under `rewards`
     *("loggers", "wandb_project", "wandb_entity", "wandb_mode"),
 }

@@ -155,13 +155,14 @@ class Keeper:
             )
 
     def finish(self, summary: Mapping[str, Any], next_command: str) -> Path:
-        """Write summary.json and say where everything is and what to run next."""
+        """Write summary.json and say where everything is and what to run next; numbers of the summary are printed."""
         self._close()
         if self.progress.skipped:
             summary = {**summary, "skipped_steps": self.progress.skipped}
         if self._is_first:
             self._experiment.finish(summary)
-            print("\n".join(f"{name:24} {value:.4g}" for name, value in summary.items()))
+            numbers = {name: value for name, value in summary.items() if isinstance(value, (int, float))}
+            print("\n".join(f"{name:24} {value:.4g}" for name, value in numbers.items()))
             print(f"experiment               {self._experiment.dir}\nnext                     {next_command}")
         self._fabric.barrier()
         return self._experiment.dir

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from rlhf_stages.args import FabricArgs, TrainArgs
 from rlhf_stages.cli import Finished
 from rlhf_stages.data.info import DataInfo
-from rlhf_stages.data.shards import Shard, open_shard
+from rlhf_stages.data.labelled import LabelledData
+from rlhf_stages.data.shards import Records, Shard, open_shard
 from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.files import write_json
 from rlhf_stages.interruption import end_with_parent
@@ -195,10 +196,10 @@ def is_due(step: int, interval: int, total_steps: int) -> bool:
 def open_experiment(
     fabric: Fabric,
     args: TrainArgs,
-    info: DataInfo,
+    info: DataInfo | LabelledData,
     stage: str,
     groups: Mapping[str, Any],
-    shards: Sequence[Shard | None],
+    shards: Sequence[Records[Any] | None],
     parents: Mapping[str, Path] | None = None,
 ) -> Experiment:
     """Create the folder of this run on the first process, or with `--resume` open it; an error there ends all of them.

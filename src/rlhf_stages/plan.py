@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from rlhf_stages.args import PPOArgs, TrainArgs
-from rlhf_stages.data.shards import Record, Shard
+from rlhf_stages.data.shards import Records
 
 Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 # a prime far above any number of steps, so that the streams of neighbouring seeds and ranks do not meet
 SEED_STRIDE = 100_003
 
@@ -77,15 +78,17 @@ class Plan:
         every = args.epochs * len(self._windows(epoch=0))
         self.total_steps = every if args.max_steps is None else min(every, args.max_steps)
 
-    def steps(self, shard: Shard, collate: Callable[[list[Record]], Batch], done: int = 0) -> Iterator[Step[Batch]]:
+    def steps(
+        self, shard: Records[Item], collate: Callable[[list[Item]], Batch], done: int = 0
+    ) -> Iterator[Step[Batch]]:
         """The steps after the first `done`, with their micro-batches on the device."""
         for epoch in range(self._args.epochs):
             windows = self._windows(epoch=epoch)
             first = epoch * len(windows) + 1
             numbers = range(max(first, done + 1), min(first + len(windows), self.total_steps + 1))
             left = [windows[number - first] for number in numbers]
-            loader = DataLoader(
-                shard,
+            loader: DataLoader[Any] = DataLoader(
+                cast(Any, shard),  # to PyTorch it need only have numbers
                 batch_sampler=[micro for window in left for micro in window],
                 collate_fn=collate,
                 num_workers=self._args.num_workers,
@@ -98,7 +101,7 @@ class Plan:
 
 
 def validation_batches(
-    shard: Shard | None, size: int, collate: Callable[[list[Record]], Batch], fabric: Fabric, limit: int | None
+    shard: Records[Item] | None, size: int, collate: Callable[[list[Item]], Batch], fabric: Fabric, limit: int | None
 ) -> Iterator[Batch]:
     """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices."""
     if shard is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlhf_stages.data.labelled import LabelledText
 from rlhf_stages.data.shards import Record
 from rlhf_stages.functional.masking import first_difference, length_mask
 
@@ -71,6 +72,15 @@ class PromptBatch:
         )
 
 
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Right-padded texts and their labels: input_ids (B, T) int64, attention_mask (B, T) bool, labels (B,) int64."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+
+
 def collate_finetune(
     records: Sequence[Record], *, pad_token_id: int, ignore_index: int, use_targets: bool, mask_prompt: bool
 ) -> FinetuneBatch:
@@ -124,6 +134,13 @@ def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_marg
         response_ends=lengths - torch.tensor([int(cut) for record in records for cut in record.truncated]),
         margins=ratings[better] - ratings[worse],
     )
+
+
+def collate_labelled(texts: Sequence[LabelledText], *, pad_token_id: int) -> LabelledBatch:
+    """Texts to tell the kind of."""
+    input_ids, lengths = pad_right([text.ids for text in texts], pad_token_id)
+    labels = torch.tensor([text.label for text in texts])
+    return LabelledBatch(input_ids, length_mask(lengths, input_ids.shape[1]), labels)
 
 
 def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBatch:

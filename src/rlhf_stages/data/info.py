@@ -61,7 +61,7 @@ def read_data_info(data_dir: str | Path) -> DataInfo:
         ("mask_prompt", isinstance(values["mask_prompt"], bool), "true or false"),
         ("ignore_index", _is_integer(values["ignore_index"]), "an integer of 64 bits"),
         ("chat_template", isinstance(values["chat_template"], str | None), "a text or null"),
-        ("dataset", not values["dataset"] or _is_folder_name(dataset), "a name of letters, digits, spaces, _.+-"),
+        ("dataset", not values["dataset"] or is_folder_name(dataset), "a name of letters, digits, spaces, _.+-"),
     ):
         if not is_right:
             raise ValueError(f"{path}: {key} is {values[key]!r:.100}, expected {wanted}")
@@ -81,6 +81,6 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
-def _is_folder_name(value: Any) -> bool:
+def is_folder_name(value: Any) -> bool:
     """Whether an experiment folder of this name lies where it should: the name may come from anybody."""
     return isinstance(value, str) and re.fullmatch(r"\w[\w .+-]{0,99}", value) is not None

@@ -9,7 +9,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -75,11 +75,27 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
-def _read_csv(path: Path) -> Iterator[Line]:
+def _read_csv(path: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
+    return _read_table(path, columns, "excel")
+
+
+def _read_tsv(path: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
+    return _read_table(path, columns, _PlainTabs)
+
+
+class _PlainTabs(csv.excel_tab):
+    """Tabs part the fields, and a quotation mark is a mark like any other."""
+
+    quoting = csv.QUOTE_NONE
+
+
+def _read_table(path: Path, columns: Sequence[str], dialect: str | type[csv.Dialect]) -> Iterator[Line]:
+    """Rows of a table; the first line names the columns unless `columns` does."""
     # Bytes that are not UTF-8 come through as surrogates, so that they spoil their own row only.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file)
-        header: list[str] | None = None
+        rows = csv.reader(file, dialect)
+        header: Sequence[str] | None = columns or None
+        named = "--columns names" if columns else "the header has"
         while True:
             try:
                 fields = next(rows, None)
@@ -91,7 +107,7 @@ def _read_csv(path: Path) -> Iterator[Line]:
             if header is None:
                 header = fields
             elif len(fields) not in (0, len(header)):
-                yield BadLine(rows.line_num, f"{len(fields)} fields, the header has {len(header)}")
+                yield BadLine(rows.line_num, f"{len(fields)} fields, {named} {len(header)}")
             elif not is_text("".join(fields)):
                 yield BadLine(rows.line_num, "not UTF-8")
             elif fields:
@@ -195,9 +211,11 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+TABLES: dict[str, Callable[[Path, Sequence[str]], Iterator[Line]]] = {".csv": _read_csv, ".tsv": _read_tsv}
 READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".jsonl": _read_jsonl,
     ".jsonl.gz": _read_jsonl,
     ".csv": _read_csv,
+    ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from torch.utils.data import Dataset
 from rlhf_stages.data.columns import FORMAT_VERSION, check_columns, check_ratings, reorder
 from rlhf_stages.data.dictionaries import parse_dictionaries
 from rlhf_stages.data.metadata import pack, unpack
+
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,22 @@ class ShardWriter:
         """Write the shard in one piece (temporary name, then rename), records in the given order."""
         columns = self.columns()
         atomic_save({"format_version": FORMAT_VERSION} | (columns if order is None else reorder(columns, order)), path)
+
+
+class Records(Protocol[Item_co]):
+    """What a stage reads, by number: a shard, or something else that has a name and knows itself."""
+
+    @property
+    def path(self) -> Path:
+        """Its file, or a name for it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells it from others."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Item_co: ...
 
 
 class Shard(Dataset[Record]):

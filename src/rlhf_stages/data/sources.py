@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_stages.args import TextDataArgs
-from rlhf_stages.data.readers import READERS, BadLine, Line, is_text, read_saved
+from rlhf_stages.data.readers import READERS, TABLES, BadLine, Line, is_text, read_saved
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"(?!.*\.(jsonl?|csv|tsv|txt|parquet|gz|zip)$)\w[\w.-]*(/\w[\w.-]*)?")
@@ -46,11 +46,12 @@ class Source:
                     yield split, row
 
 
-def read_source(source: str, ignore: Sequence[str] = ()) -> Source:
+def read_source(source: str, ignore: Sequence[str] = (), columns: Sequence[str] = ()) -> Source:
     """Find the records of `source`: a data file, a folder of them, a folder of `save_to_disk`, or a hub id.
 
     The split of a file is the start of its name (train, validation or valid or dev, test), that of a dataset the name
     of its split; anything else is train. Files and splits whose name starts with one of `ignore` are left out.
+    `columns` name the columns of csv and tsv files that have no header.
 
     Raises:
         FileNotFoundError: `source` looks like a local path and is not there.
@@ -58,11 +59,11 @@ def read_source(source: str, ignore: Sequence[str] = ()) -> Source:
     """
     path = Path(source).expanduser()
     if path.is_file():
-        parts = [_file_part(path)]
+        parts = [_file_part(path, columns)]
     elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         parts = _dataset_parts(read_saved(path), source, ignore)
     elif path.is_dir():
-        parts = [_file_part(file) for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
+        parts = [_file_part(file, columns) for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
         if not parts:
             raise ValueError(f"--source {source}: the folder holds no file that ends in {', '.join(READERS)}")
     elif _HUB_ID.fullmatch(source):
@@ -83,13 +84,18 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
 
-def _file_part(path: Path) -> _Part:
+def _file_part(path: Path, columns: Sequence[str]) -> _Part:
     reader = next((reader for suffix, reader in READERS.items() if path.name.lower().endswith(suffix)), None)
     if reader is None:
         raise ValueError(f"--source {path}: expected a name that ends in {', '.join(READERS)}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes); fetch it again, or leave it out")
-    return _split_of(path.name), str(path), partial(reader, path)
+    if not columns:
+        return _split_of(path.name), str(path), partial(reader, path)
+    table = TABLES.get(path.suffix.lower())
+    if table is None:
+        raise ValueError(f"{path}: --columns names the columns of {' and '.join(TABLES)} files only")
+    return _split_of(path.name), str(path), partial(table, path, columns)
 
 
 def _dataset_parts(loaded: Any, name: str, ignore: Sequence[str]) -> list[_Part]:

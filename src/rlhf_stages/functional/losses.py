@@ -1,7 +1,7 @@
 """Losses of the stages.
 
-Legend: B sequences, T tokens, V vocabulary, P preference pairs, R response tokens. A loss returns the sum over what
-counts and the count, so that the caller divides once by all that one optimizer step sees, on all devices.
+Legend: B sequences, T tokens, V vocabulary, P preference pairs, R response tokens, L labels. A loss returns the sum
+over what counts and the count, so that the caller divides once by all that one optimizer step sees, on all devices.
 
 The reward losses take every pair i < j of ranked lists of any length, and the mean is over all pairs of the step: a
 list of k texts weighs as its k (k - 1) / 2 pairs do (the rank-list loss of InstructGPT, Ouyang et al. 2022, eq. 1,
@@ -113,6 +113,28 @@ def centering_loss(better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
         Sum over the pairs, and their number.
     """
     return (better + worse).square().sum(), _pairs(better)
+
+
+def classification_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the label of each text.
+
+    Args:
+        logits: (B, L).
+        labels: (B,) int64, the right ones.
+        weights: (L,) fp32, what a text of each label counts; ones by custom.
+
+    Returns:
+        Weighted sum over the texts (nats), and the sum of their weights.
+    """
+    return F.cross_entropy(logits.float(), labels, weight=weights, reduction="sum"), weights[labels].sum()
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """Weights that let every label count as the most frequent one does, (L,) texts of each label -> (L,) fp32.
+
+    None is below 1, so that a step of few texts still has a count of at least 1.
+    """
+    return counts.max() / counts.clamp(min=1).float()
 
 
 def gather_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
