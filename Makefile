@@ -3,6 +3,7 @@
 # make pipeline DATASET=helpful_harmless MODEL=facebook/opt-350m [SOURCE=...] [SEED=1] [NAME=...]
 #                  prepare, sft, rm, ppo; what is done is not done again, and deleting a stage's folder reruns it and
 #                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
+#                  DATASET=daily_dialog: prepare, sft, an intent classifier in place of rm, ppo, and a table of metrics
 # make soak SECONDS=600   faults on purpose, compared with undisturbed runs; make kill-points, make fuzz: see below
 # make dpo         the same with DPO in place of reward model and PPO
 
@@ -18,6 +19,7 @@ MAKEFLAGS += --jobs=2
 SECONDS ?= 600
 DATASET ?= helpdesk
 MODEL ?= models/helpdesk-tiny
+CLASSIFIER_MODEL ?= $(MODEL)
 SEED ?=
 NAME ?= $(notdir $(MODEL))$(if $(SEED),-seed$(SEED))
 DATA := data/$(DATASET)/$(NAME)
@@ -28,11 +30,21 @@ config = $(addprefix --config=,$(wildcard configs/$(DATASET)/$(1).yaml))
 PREPARE := $(PY) data_prep/$(DATASET)/prepare_data.py $(call config,prepare) --destination_dir=$(DATA) \
 	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
 STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --resume --overwrite
+# where PPO's rewards come from, and what a pipeline ends with
+ifeq ($(DATASET),daily_dialog)
+SCORER := $(RUN)/classifier/summary.json
+REWARDS = --reward meteor=0.5 intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn
+EVALUATE = --suite=dialogue --intent_classifier=$(RUN)/classifier --markdown=$(RUN)/evaluation.md
+else
+SCORER := $(RUN)/rm/summary.json
+REWARDS = --rm_experiment_dir=$(RUN)/rm
+EVALUATE = --rm_experiment_dir=$(RUN)/rm $(GOLD)
+endif
 # a dataset with prompts for PPO alone has a third share
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/evaluation.txt
@@ -81,9 +93,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 prepare: $(DATA)/finetune_train.pt $(DATA)/preference_train.pt $(PROMPTS)
 sft: $(RUN)/sft/summary.json
 rm: $(RUN)/rm/summary.json
+classifier: $(RUN)/classifier/summary.json
 ppo: $(RUN)/ppo/summary.json
 dpo: $(RUN)/dpo/summary.json
-pipeline: ppo
+pipeline: $(if $(filter daily_dialog,$(DATASET)),evaluate,ppo)
 evaluate: $(RUN)/evaluation.txt
 	@cat $<
 
@@ -106,15 +119,22 @@ $(RUN)/sft/summary.json: $(DATA)/finetune_train.pt
 $(RUN)/rm/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
 	$(PY) scripts/rlhf_rm.py $(call config,rm) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(RM_FLAGS)
 
-$(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(RUN)/rm/summary.json $(PROMPTS)
-	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft --rm_experiment_dir=$(RUN)/rm \
-		$(STAGE_FLAGS) $(PPO_FLAGS)
+# what a classifier learns from is text, so that it may be any model: CLASSIFIER_MODEL=roberta-base
+$(DATA)/act_train.jsonl: $(DATA)/finetune_train.pt
+	$(PREPARE) --stage=classify
+
+$(RUN)/classifier/summary.json: $(DATA)/act_train.jsonl
+	$(PY) scripts/train_classifier.py $(call config,classifier) --model_name=$(CLASSIFIER_MODEL) $(STAGE_FLAGS) \
+		$(CLASSIFIER_FLAGS)
+
+$(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS)
+	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft $(REWARDS) $(STAGE_FLAGS) $(PPO_FLAGS)
 
 $(RUN)/dpo/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
 	$(PY) scripts/rlhf_dpo.py $(call config,dpo) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(DPO_FLAGS)
 
 $(RUN)/evaluation.txt: $(RUN)/ppo/summary.json
-	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) --rm_experiment_dir=$(RUN)/rm $(GOLD) \
+	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) $(EVALUATE) $(EVALUATE_FLAGS) \
 		--output=$(RUN)/evaluation.json --experiment_dirs $(RUN)/sft $(RUN)/ppo > $@
 
 models/helpdesk-tiny/config.json: | $(INSTALLED)

@@ -30,6 +30,7 @@ PPO = [
     "--critic_learning_rate=1e-3", "--actor_lr_schedule=cosine",
 ]  # fmt: skip
 LORA = ["--finetune_mode=lora", "--lora_rank=2", "--lora_alpha=8"]
+REWARD = "--reward=length=0.5,normalize=true,clip=4"
 KINDS = {
     "sft": ("sft", [*LEARN, TOKENS]),
     "sft-lora": ("sft", [*LEARN, *LORA, "--lora_dropout=0.2", TOKENS]),
@@ -37,7 +38,7 @@ KINDS = {
     "rm": ("rm", LEARN),
     "rm-lora": ("rm", [*LEARN, *LORA]),
     "dpo": ("dpo", [*LEARN, TOKENS]),
-    "ppo": ("ppo", [*PPO, "--normalize_values", "--critic_lr_warmup_steps=2", "--critic_warmup_steps=1"]),
+    "ppo": ("ppo", [*PPO, "--normalize_values", "--critic_lr_warmup_steps=2", "--critic_warmup_steps=1", REWARD]),
     "ppo-shared": ("ppo", [f for f in PPO if "critic" not in f] + ["--share_actor_critic", *LORA]),
     "ppo-lora": ("ppo", [*PPO, *LORA, "--num_return_sequences=2"]),
     "ppo-rloo": (
