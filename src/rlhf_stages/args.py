@@ -38,7 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
-    **dict.fromkeys(("keep_last", "max_skipped_steps"), (1, 2**62)),
+    **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
     "ignore_index": (-(2**62), -1),
     "top_p": (1e-12, 1),
 }
@@ -102,6 +102,33 @@ class TextDataArgs(Args):
         if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
             raise ValueError(f"--stage_split takes three weights such as 2,4,4, got {self.stage_split!r}")
         return {s: w / sum(weights) for s, w in zip(("finetune", "preference", "prompt"), weights, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DailyDialogArgs(TextDataArgs):
+    """Data preparation: dialogues of everyday life."""
+
+    # Shards for SFT and PPO, or act_<split>.jsonl and emotion_<split>.jsonl to train classifiers on
+    stage: Literal["finetune", "classify"] = "finetune"  # type: ignore[assignment]
+    source: str | None = None  # Folder of the official text files, official zip file, hub id or folder of save_to_disk
+    max_length: int = 256  # Tokens of prompt and response with BOS and EOS; longer responses are cut, EOS kept
+    max_prompt_length: int = 128  # Tokens; the oldest utterances leave until the prompt fits, the newest is kept whole
+    stage_split: str = field(default="1,0,0", cmd=False)  # No flag: SFT and PPO use the same dialogues
+    context_turns: int = 5  # Utterances of a prompt at most
+    minimum_turns: int = 1  # Utterances that must have been said before the one to learn
+    turn_separator: str = r"\n"  # Ends each utterance of a prompt; one token of the tokenizer (\n and \t as in C)
+    keep_tokenization: bool = flag(False)  # Leave the spaces around punctuation that the official texts have
+    remove_overlap: bool = flag(True)  # Drop dialogues from train that are in validation or test, and such of those two
+
+    @property
+    def separator(self) -> str:
+        """What the separator stands for."""
+        return self.turn_separator.replace(r"\n", "\n").replace(r"\t", "\t")
+
+    @property
+    def stage_shares(self) -> dict[str, float]:
+        """Classifiers learn from all that SFT learns from."""
+        return {**super().stage_shares, "classify": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ Records are read one at a time and tokenized in chunks; only the tokens and a `R
 What concerns several records (splits, repeated ones, order) is settled when all are read; only then files are written.
 """
 
-import dataclasses
 import json
 import os
 import random
@@ -15,21 +14,21 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import TextDataArgs
+from rlhf_stages.data.manifest import Counts, earlier_stages, write_manifest
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.sources import SPLITS, Judged, Records, Row, ToExample, fraction, judge
-from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer
-from rlhf_stages.files import write_json, write_text
+from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer, separator_id
+from rlhf_stages.files import write_text
 
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
-Counts = dict[str, dict[str, Any]]  # Of each split: kept, truncated, skipped by reason
 _Texts = tuple[str, tuple[str, ...]]  # Prompt and responses
 _Encoded = tuple[list[int], list[list[int]], list[bool]] | None  # The arguments of ShardWriter.add; None is too long
 
@@ -42,26 +41,28 @@ def prepare(
     to_example: ToExample,
     example_prompt: str,
     chat_template: str | None,
+    separator: str | None = None,
 ) -> Counts:
     """Write the shards of one stage into `args.destination_dir` and return the counts of kept and dropped records.
 
     `records` yields (train, validation or test, raw record). A source that has a train split keeps the splits it has;
     otherwise all is pooled. Missing splits are carved out of the training records by a hash of the key. Nothing is
-    written before all is tokenized, and the other stages of the folder stay as they are.
+    written before all is tokenized, and the other stages of the folder stay as they are. With a `separator` a prompt is
+    turns that each end with it: as many of the newest as fit, each encoded on its own.
 
     Raises:
-        ValueError: the folder belongs to other data, another tokenizer or other split settings; or no training record
-            is left.
+        ValueError: the folder belongs to other data, another tokenizer or other split settings; the separator is no
+            token of the tokenizer; or no training record is left.
     """
     folder = Path(args.destination_dir)
     tokenizer = load_tokenizer(args.tokenizer_name, args.trust_remote_code)
     description = describe_tokenizer(tokenizer, args.tokenizer_name)
-    _earlier_stages(folder, args, dataset, description)  # fails before the work, not after it
+    earlier_stages(folder, args, dataset, description)  # fails before the work, not after it
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism; a fork warns of threads
     writer, seen = ShardWriter(), set[str]()
     judged = judge(tqdm(records, desc=args.stage, unit=" records", disable=None), to_example, args, seen)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as texts:
-        encoder = _Encoder(tokenizer, args.max_prompt_length, args.max_length)
+        encoder = _Encoder(tokenizer, args.max_prompt_length, args.max_length, separator)
         rows = _tokenize(judged, encoder, args, writer, texts if args.save_skipped_examples else None)
         _place(rows, seen, args)
         order = {split: _select(rows, split, args) for split in SPLITS}
@@ -76,15 +77,10 @@ def prepare(
             else:
                 path.unlink(missing_ok=True)
             _write_skipped(folder / f"{args.stage}_{split}_skipped.json", rows, split, texts)
-    ids = torch.tensor([encode_prompt(tokenizer, example_prompt)])
+    ids = torch.tensor([encode_prompt(tokenizer, example_prompt, separator)])
     content = {"prompt": example_prompt, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
     atomic_save(content, folder / "example_prompt.pt")
-    stages = _earlier_stages(folder, args, dataset, description)  # read again: another run may have added its stage
-    stages[args.stage] = {"args": dataclasses.asdict(args), "counts": counts}
-    masking = stages.get("finetune", stages[args.stage])["args"]
-    manifest = {"dataset": dataset, "tokenizer": description, "chat_template": chat_template}
-    manifest |= {name: masking[name] for name in ("mask_prompt", "ignore_index")} | {"stages": stages}
-    write_json(folder / "args.json", manifest)
+    write_manifest(folder, args, dataset, description, chat_template, counts)
     _print_summary(args, counts, order, getattr(records, "first_skipped", None))
     return counts
 
@@ -92,15 +88,23 @@ def prepare(
 class _Encoder:
     """Tokenizes a chunk of records; goes to each worker once."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, max_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_length: int,
+        max_length: int,
+        separator: str | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._separator = separator
+        self._separator_id = None if separator is None else separator_id(tokenizer, separator)
         self._bos = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
         self._eos = int(tokenizer.eos_token_id)
         self._max_prompt_length = max_prompt_length
         self._max_length = max_length
 
     def __call__(self, chunk: list[_Texts]) -> list[_Encoded]:
-        prompts = [self._bos + ids for ids in self._ids([prompt for prompt, _ in chunk])]
+        prompts = self._prompts([prompt for prompt, _ in chunk])
         fits = [len(prompt) <= self._max_prompt_length for prompt in prompts]
         texts = [text for (_, responses), fit in zip(chunk, fits, strict=True) if fit for text in responses]
         ids = iter(self._ids(texts))
@@ -111,6 +115,20 @@ class _Encoder:
             ends = [[*reply[:room], self._eos] for reply in replies]
             encoded.append((prompt, ends, [len(reply) > room for reply in replies]) if fit else None)
         return encoded
+
+    def _prompts(self, texts: list[str]) -> list[list[int]]:
+        """What `encode_prompt` gives, for many texts at once; the oldest turns leave until the prompt fits."""
+        if self._separator is None or self._separator_id is None:
+            return [self._bos + ids for ids in self._ids(texts)]
+        turns = [text.removesuffix(self._separator).split(self._separator) for text in texts]
+        ids = iter(self._ids(list(chain.from_iterable(turns))))
+        prompts = []
+        for of_text in turns:
+            parts = [[*next(ids), self._separator_id] for _ in of_text]
+            while len(parts) > 1 and len(self._bos) + sum(map(len, parts)) > self._max_prompt_length:
+                parts.pop(0)
+            prompts.append(self._bos + list(chain.from_iterable(parts)))
+        return prompts
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         if not texts:
@@ -226,33 +244,6 @@ def _count(
         }
         for split in SPLITS
     }
-
-
-def _earlier_stages(folder: Path, args: TextDataArgs, dataset: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages in the folder's `args.json`, if they were prepared so that this one cannot overlap with them."""
-    path = folder / "args.json"
-    if not path.exists():
-        return {}
-    names = ("seed", "stage_split", "test_percentage")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        stages: dict[str, Any] = manifest["stages"]
-        same_ids = manifest["tokenizer"]["fingerprint"] == tokenizer["fingerprint"]
-        found = {"dataset": manifest["dataset"], "tokenizer": manifest["tokenizer"]["name"]}
-        found |= {name: entry["args"][name] for entry in stages.values() for name in names}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} was not written by this version ({type(error).__name__}: {error}); use another --destination_dir"
-        ) from None
-    wanted = {"dataset": dataset, **{name: getattr(args, name) for name in names}}
-    wanted["tokenizer"] = found["tokenizer"] if same_ids else f"{tokenizer['name']} with other ids"
-    wrong = [f"{name} {found[name]!r}, now {wanted[name]!r}" for name in found if found[name] != wanted[name]]
-    if wrong:
-        raise ValueError(
-            f"{folder} was prepared with {'; '.join(wrong)}: the stages would overlap or not fit together."
-            " Use the same values, or another --destination_dir"
-        )
-    return stages
 
 
 def _write_skipped(path: Path, rows: list[Row], split: str, texts: IO[str]) -> None:

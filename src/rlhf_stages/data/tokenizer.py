@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 PAD_TOKEN_NAMES = ("<|padding|>", "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
 NEW_PAD_TOKEN = "<|pad|>"
+SEPARATORS = ("\n", "\n\n", " |", "\t", " /", "|")  # What may part turns, the first choice first
 _PROBE = "\n\nHuman: How much is 12 + 30? \n\nAssistant: It's 42, naïve 答案."
 
 
@@ -57,10 +58,51 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of a prompt: BOS, if the tokenizer has one, and the text."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, separator: str | None = None) -> list[int]:
+    """Ids of a prompt: BOS, if the tokenizer has one, and the text.
+
+    With a `separator` the text is turns that each end with it, and each is encoded on its own, so that its ids do not
+    depend on what was said before (some tokenizers mark the start of a text, but not that of a line). Raises as
+    `separator_id` does.
+    """
     bos = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-    return bos + encode_text(tokenizer, text)
+    if separator is None:
+        return bos + encode_text(tokenizer, text)
+    end = separator_id(tokenizer, separator)
+    turns = text.removesuffix(separator).split(separator)
+    return bos + [token for turn in turns for token in (*encode_text(tokenizer, turn), end)]
+
+
+def separator_id(tokenizer: PreTrainedTokenizerBase, separator: str) -> int:
+    """The token that a separator of turns is, after a word as well as after punctuation.
+
+    Raises:
+        ValueError: it is not one token; the message names some that are.
+    """
+    found = _separator_id(tokenizer, separator)
+    if found is None:
+        usable = [repr(text) for text in SEPARATORS if _separator_id(tokenizer, text) is not None]
+        advice = (
+            f"one of {', '.join(usable)} is" if usable else f"none of {SEPARATORS} is; add a token to the tokenizer"
+        )
+        raise ValueError(
+            f"--turn_separator {separator!r} is not one token of {tokenizer.name_or_path!r} between a word or a full"
+            f" stop and the next word, so that no model could learn it as one; {advice}"
+        )
+    return found
+
+
+def _separator_id(tokenizer: PreTrainedTokenizerBase, separator: str) -> int | None:
+    if not separator:
+        return None
+    ends = set()
+    for before in ("word", "Word.", "word?", "word!"):
+        first, whole = encode_text(tokenizer, before), encode_text(tokenizer, before + separator + "Word")
+        end = whole[len(first)] if len(whole) > len(first) + 1 else None
+        rest = tokenizer.decode(whole[len(first) + 1 :], clean_up_tokenization_spaces=False)
+        is_alone = end is not None and tokenizer.decode([end], clean_up_tokenization_spaces=False) == separator
+        ends.add(end if is_alone and whole[: len(first)] == first and rest.strip() == "Word" else None)
+    return ends.pop() if len(ends) == 1 else None
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
