@@ -26,13 +26,14 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.keeper import Keeper
     from rlhf_stages.models.classifier import max_tokens, new_classifier
     from rlhf_stages.models.loading import parameter_summary, prepare_training
-    from rlhf_stages.models.start import named_model
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.tracking import Averages, Tracker
 
     # 1. Where to start, and the texts
-    start = named_model(model_args.model_name)
+    start = model_args.model_name
+    if start is None:
+        raise ValueError("--model_name is required: the causal model or encoder to make a classifier of")
     data = read_labelled(args)
     tokenizer = load_tokenizer(start, model_args.trust_remote_code)
 

@@ -35,6 +35,7 @@ NOUNS = ("colour", "price", "size")
 COLOURS = ("red", "blue", "green", "pink")
 THINGS = ("bike", "tea", "lamp")
 WORDS = ("good", "bad", "so so")
+LABELS = ("praise", "blame", "neither")  # Of texts with these words
 SENTENCES = [
     f"Human: name the {noun} of the {colour} {thing}. Assistant: the {thing} is {word} and {colour}."
     for noun in NOUNS
@@ -214,8 +215,24 @@ def toy_rows(count, seed=0):
     return rows
 
 
+def write_labelled(folder, name="act", train=24, held_out=8):
+    """Files of labelled texts: what is said of a thing is praise, blame or neither; sorted, the labels are b, n, p."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (split, count) in enumerate({"train": train, "validation": held_out, "test": held_out}.items()):
+        lines = [
+            {"text": prompt.removesuffix(" Assistant:") + "\n" + replies[i % 3].strip(), "label": LABELS[i % 3]}
+            for i, (prompt, replies) in enumerate(toy_rows(count, seed=seed + 10))
+        ]
+        (folder / f"{name}_{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
 def write_toy_data(folder, tokenizer=None, train=24, held_out=8, **info):
-    """A data folder whose fine-tuning replies are of every kind, and whose preferences are good before bad."""
+    """A data folder whose fine-tuning replies are of every kind, and whose preferences are good before bad.
+
+    It has labelled texts as well.
+    """
+    write_labelled(folder)
     splits = {"train": toy_rows(train), "validation": toy_rows(held_out, seed=1), "test": toy_rows(held_out, seed=2)}
     finetune = {
         split: [(prompt, replies[i % len(WORDS)]) for i, (prompt, replies) in enumerate(rows)]
@@ -230,7 +247,8 @@ def write_toy_data(folder, tokenizer=None, train=24, held_out=8, **info):
 def run_stage(stage, folder, data, *flags):
     """Run a stage's script in this process, on one CPU device unless told otherwise; returns the experiment folder."""
     common = [f"--data_dir={data}", f"--log_dir={folder}", "--accelerator=cpu", "--devices=1"]
-    return load_script(f"scripts/rlhf_{stage}.py").main([*common, *flags])
+    name = "train_classifier" if stage == "classifier" else f"rlhf_{stage}"
+    return load_script(f"scripts/{name}.py").main([*common, *flags])
 
 
 def model_scorer(reward_model):

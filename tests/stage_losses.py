@@ -7,10 +7,12 @@ import torch
 
 from rlhf_stages import loop
 from rlhf_stages.args import ModelArgs, PPOArgs
-from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_preference
+from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_labelled, collate_preference
+from rlhf_stages.data.labelled import LabelledText
 from rlhf_stages.data.shards import Record
 from rlhf_stages.functional.dpo import dpo_loss
-from rlhf_stages.functional.losses import REWARD_LOSSES, sft_loss
+from rlhf_stages.functional.losses import REWARD_LOSSES, classification_loss, sft_loss
+from rlhf_stages.models.classifier import new_classifier
 from rlhf_stages.models.forward import sequence_logprobs, text_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import policy_outputs, response_values, score_responses
@@ -57,6 +59,28 @@ class SFT:
 
     def loss_sum(self, model, batch):
         return sft_loss(text_logits(model, batch.input_ids, batch.attention_mask), batch.targets, IGNORE)[0]
+
+
+class Classifier:
+    """Loss of a classifier on eight texts of three labels, each label with a weight of its own."""
+
+    weights = torch.tensor([1.0, 3.0, 1.5])
+
+    def __init__(self, folder):
+        self.model = new_classifier(save_causal(folder), make_tokenizer(), ModelArgs(), ["a", "b", "c"])
+        torch.nn.init.normal_(self.model.hf.score.weight)
+
+    def batches(self, sizes):
+        records = enumerate(texts(8))
+        for size in sizes:
+            batch = [LabelledText(record.sequence(), i % 3) for i, record in (next(records) for _ in range(size))]
+            yield collate_labelled(batch, pad_token_id=PAD)
+
+    def count(self, batch):
+        return self.weights[batch.labels].sum()
+
+    def loss_sum(self, model, batch):
+        return classification_loss(model(batch.input_ids, batch.attention_mask), batch.labels, self.weights)[0]
 
 
 class RM:
@@ -182,6 +206,7 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
 
 STAGES = {
     "sft": SFT,
+    "classifier": Classifier,
     "rm": RM,
     "rm_average": partial(RM, loss="average"),
     "rank_lists": RankLists,

@@ -9,6 +9,7 @@ from simple_parsing.conflicts import ConflictResolutionError
 from rlhf_stages import args as module
 from rlhf_stages.args import (
     ChatArgs,
+    ClassifierArgs,
     DPOArgs,
     EvaluateArgs,
     FabricArgs,
@@ -36,6 +37,7 @@ REQUIRED = {
     RMArgs: [],
     PPOArgs: ["--sft_experiment_dir=s", "--rm_experiment_dir=r"],
     DPOArgs: [],
+    ClassifierArgs: [],
     ChatArgs: ["model"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
     EvaluateArgs: ["--experiment_dirs", "e"],
@@ -164,6 +166,41 @@ def test_per_token_is_per_sample():
     assert parsed(RMArgs, "--loss_type=per_token").reward_loss == "per_sample"
     for name in ("per_sample", "last_token", "average"):
         assert parsed(RMArgs, f"--loss_type={name}").reward_loss == name
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--text_column=review", "--columns=a,b"], "--text_column --columns only act with --source"),
+        (["--source=x", "--label_kind=emotion"], "--label_kind only act without --source"),
+        (["--source=x", "--data_dir=y"], "--data_dir only act without --source"),
+        (["--labels=one"], "--labels takes 2 or more different names with commas between them, got 'one'"),
+        (["--labels=a,b,a"], "--labels takes 2 or more different names"),
+        (["--labels=a,,b"], "--labels takes 2 or more different names"),
+        (["--source=x", "--columns=text"], "--columns takes 2 or more different names"),
+        (["--max_length=0"], "--max_length lies between 1 and"),
+    ],
+)
+def test_flags_of_the_classifier_that_cannot_be(capsys, flags, reason):
+    assert reason in refused(capsys, *flags, groups=[ClassifierArgs])
+
+
+def test_names_of_a_source(tmp_path, monkeypatch):
+    (tmp_path / "sst 2").mkdir()
+    file = tmp_path / "sst 2" / "reviews.jsonl.gz"
+    file.touch()
+    names = {
+        str(tmp_path / "sst 2"): ("sst_2", "sst_2"), str(file): ("sst_2", "reviews"), "owner/imdb": ("imdb", "imdb")
+    }  # fmt: skip
+    for source, expected in names.items():
+        args = ClassifierArgs(source=source)
+        assert (args.source_names, args.run_name) == (expected, expected[1])
+    assert ClassifierArgs(source=str(file), experiment_name="mine").run_name == "mine"
+    assert ClassifierArgs(data_dir="data/toy/tiny").run_name == "tiny"
+    monkeypatch.chdir(file.parent)
+    assert ClassifierArgs(source="reviews.jsonl.gz").source_names == ("sst_2", "reviews")
+    assert ClassifierArgs(source=".").source_names == ("sst_2", "sst_2")
+    assert ClassifierArgs(labels=" a, b c").names("labels") == ("a", "b c")
 
 
 def test_the_model_to_chat_with_is_named_once(capsys):

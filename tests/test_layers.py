@@ -103,7 +103,7 @@ def test_scripts_do_not_import_each_other(path):
     assert modules.isdisjoint(others)
 
 
-@pytest.mark.parametrize("name", ["rlhf_sft", "rlhf_rm", "rlhf_ppo", "rlhf_dpo"])
+@pytest.mark.parametrize("name", ["rlhf_sft", "rlhf_rm", "rlhf_ppo", "rlhf_dpo", "train_classifier"])
 def test_training_scripts_import_nothing_that_draws_or_downloads(name):
     modules = {
         module.partition(".")[0]

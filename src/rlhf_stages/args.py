@@ -64,7 +64,7 @@ class TextDataArgs(Args):
     destination_dir: str  # Folder for the shards; data/<dataset>/<tokenizer> by custom
     tokenizer_name: str  # Tokenizer: hub id or local folder. Prepare again when the model changes
     stage: Literal["finetune", "preference", "prompt"] = "finetune"  # Which share of the prompts, and which shards
-    source: str | None = None  # Hub id, jsonl, jsonl.gz, csv, parquet, a folder of those or of save_to_disk
+    source: str | None = None  # Hub id, jsonl, jsonl.gz, csv, tsv, parquet, a folder of those or of save_to_disk
     max_length: int = 512  # Tokens of prompt and response with BOS and EOS; longer responses are cut, EOS kept
     max_prompt_length: int = 256  # Tokens; records with a longer prompt are dropped
     num_samples: int | None = None  # At most this many records of each split, counted within the stage's share

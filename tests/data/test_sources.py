@@ -125,11 +125,11 @@ def test_a_path_that_is_not_there_never_reaches_the_hub(source, monkeypatch):
 
 
 def test_what_cannot_be_read_at_all_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no file that ends in \.jsonl, \.jsonl\.gz, \.csv, \.parquet"):
+    with pytest.raises(ValueError, match=r"holds no file that ends in \.jsonl, \.jsonl\.gz, \.csv, \.tsv, \.parquet"):
         read_source(str(tmp_path))
-    (tmp_path / "data.tsv").write_text("a\tb\n")
-    with pytest.raises(ValueError, match=r"data\.tsv: expected a name that ends in"):
-        read_source(str(tmp_path / "data.tsv"))
+    (tmp_path / "data.txt").write_text("a\tb\n")
+    with pytest.raises(ValueError, match=r"data\.txt: expected a name that ends in"):
+        read_source(str(tmp_path / "data.txt"))
     (tmp_path / "data.jsonl.gz").touch()
     with pytest.raises(ValueError, match=r"data\.jsonl\.gz is empty"):
         read_source(str(tmp_path))
@@ -151,6 +151,23 @@ def test_bad_lines_are_counted_with_the_place_of_the_first(tmp_path):
         assert list(source) == [("test", {"n": 1}), ("test", {"n": 2})]
         assert source.skipped == {"test": {"bad line": 4}}
         assert source.first_skipped == f"{path}, line 3: not UTF-8"
+
+
+def test_tabs_part_fields_and_quotes_are_text(tmp_path):
+    (tmp_path / "dev.tsv").write_text('text\tlabel\n"so" they say\t1\n"\t0\na, b\t1\n')
+    rows = [{"text": text, "label": label} for text, label in (('"so" they say', "1"), ('"', "0"), ("a, b", "1"))]
+    assert list(read_source(str(tmp_path))) == [("validation", row) for row in rows]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("train.csv", ","), ("train.tsv", "\t")])
+def test_columns_of_a_table_without_a_header(tmp_path, name, mark):
+    (tmp_path / name).write_text(f"good{mark}1\nbad{mark}0\nbad{mark}0{mark}x\n")
+    source = read_source(str(tmp_path / name), columns=("text", "label"))
+    assert list(source) == [("train", {"text": "good", "label": "1"}), ("train", {"text": "bad", "label": "0"})]
+    assert source.first_skipped.endswith(f"{name}, line 3: 3 fields, --columns names 2")
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl: --columns names the columns of \.csv and \.tsv files only"):
+        read_source(str(tmp_path), columns=("text", "label"))
 
 
 def test_a_bad_csv_row_spoils_no_other(tmp_path):

@@ -8,7 +8,9 @@ import torch
 from rlhf_stages.functional.losses import (
     REWARD_LOSSES,
     average_reward_loss,
+    balanced_weights,
     centering_loss,
+    classification_loss,
     gather_logprobs,
     last_token_reward_loss,
     per_sample_reward_loss,
@@ -247,3 +249,38 @@ def test_gradient_of_the_logprob_is_one_hot_minus_probabilities():
     gather_logprobs(logits / 2, torch.tensor([[2]])).sum().backward()
     expected = (torch.tensor([0.0, 0.0, 1.0]) - torch.softmax(logits.detach() / 2, -1)) / 2
     torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)
+
+
+# --- classification ---
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 4.0, 2.5)])
+def test_classification_loss_and_gradient_by_hand(weights):
+    """-log softmax of the right label times its weight; its derivative is weight * (probabilities - one-hot)."""
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) * 3
+    labels, weight = [2, 0, 1, 1], torch.tensor(weights)
+    logits.requires_grad_()
+    loss, count = classification_loss(logits, torch.tensor(labels), weight)
+    loss.backward()
+    expected, gradient = 0.0, []
+    for row, label in zip(logits.detach().double().tolist(), labels, strict=True):
+        normalizer = math.log(sum(math.exp(x) for x in row))
+        expected += weights[label] * (normalizer - row[label])
+        gradient.append([weights[label] * (math.exp(x - normalizer) - (i == label)) for i, x in enumerate(row)])
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    assert count.item() == pytest.approx(sum(weights[label] for label in labels))
+    torch.testing.assert_close(logits.grad, torch.tensor(gradient), rtol=1e-5, atol=1e-6)
+
+
+def test_classification_loss_is_computed_in_fp32():
+    """In bf16 log(2) would be 0.6914."""
+    loss, _ = classification_loss(torch.zeros(1, 2, dtype=torch.bfloat16), torch.tensor([0]), torch.ones(2))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_balanced_weights_make_up_for_rare_labels():
+    """6 : 3 : 1 texts; a label without a text weighs as much as one with a single text."""
+    weights = balanced_weights(torch.tensor([6, 3, 1, 0]))
+    assert weights.tolist() == [1.0, 2.0, 6.0, 6.0]
+    assert weights.dtype == torch.float32

@@ -60,6 +60,12 @@ FLAGS = {
         "learning_rate": "1e-06", "lr_warmup_steps": "150", "beta": "0.1", "reference_free": "False",
         "label_smoothing": "0.0", "use_masked_targets": "True",
     },
+    "scripts/train_classifier.py": {
+        **TRAINING, **MODEL, **FABRIC, "source": "None", "label_kind": "act", "text_column": "text",
+        "label_column": "label", "labels": "None", "columns": "None", "split_column": "None", "max_length": "256",
+        "balance": "False", "validation_percentage": "0.1", "test_percentage": "0.1", "learning_rate": "3e-05",
+        "lr_warmup_steps": "100",
+    },
     "data_prep/helpful_harmless/prepare_data.py": PREPARE,
     "data_prep/summarization/prepare_data.py": PREPARE,
 }  # fmt: skip
@@ -110,7 +116,7 @@ def test_help_answers_at_once(script):
 
 def test_every_script_was_found():
     stages = {f"scripts/rlhf_{stage}.py" for stage in ("sft", "rm", "ppo", "dpo")}
-    assert stages | {"scripts/chat.py"} <= set(SCRIPTS)
+    assert stages | {"scripts/chat.py", "scripts/train_classifier.py"} <= set(SCRIPTS)
     assert set(FLAGS) <= set(SCRIPTS)
 
 

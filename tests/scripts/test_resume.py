@@ -38,6 +38,8 @@ KINDS = {
     "rm": ("rm", LEARN),
     "rm-lora": ("rm", [*LEARN, *LORA]),
     "dpo": ("dpo", [*LEARN, TOKENS]),
+    "classifier": ("classifier", [*LEARN, "--balance"]),
+    "classifier-lora": ("classifier", [*LEARN, *LORA, "--lora_dropout=0.2"]),
     "ppo": ("ppo", [*PPO, "--normalize_values", "--critic_lr_warmup_steps=2", "--critic_warmup_steps=1", REWARD]),
     "ppo-shared": ("ppo", [f for f in PPO if "critic" not in f] + ["--share_actor_critic", *LORA]),
     "ppo-lora": ("ppo", [*PPO, *LORA, "--num_return_sequences=2"]),
@@ -52,6 +54,7 @@ def go(tiny_run, folder, kind, *more, data=None):
     stage, flags = KINDS[kind]
     start = {
         "sft": [f"--model_name={tiny_run.model}"],
+        "classifier": [f"--model_name={tiny_run.model}"],
         "rm": [f"--sft_experiment_dir={tiny_run.sft}"],
         "dpo": [f"--sft_experiment_dir={tiny_run.sft}"],
         "ppo": [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}"],
@@ -94,7 +97,7 @@ def copy_of(experiment, folder):
     return target
 
 
-SLOW = {"sft-lora", "sft-last", "rm-lora", "ppo-shared", "ppo-lora", "ppo-rloo"}
+SLOW = {"sft-lora", "sft-last", "rm-lora", "classifier-lora", "ppo-shared", "ppo-lora", "ppo-rloo"}
 POINTS = [
     pytest.param(kind, step, marks=[pytest.mark.slow] if kind in SLOW or step != 4 else [], id=f"{kind}-{step}")
     for kind in KINDS

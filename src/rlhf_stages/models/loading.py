@@ -253,7 +253,8 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
     if wrong:
         raise ValueError(
             f"{name!r}: {len(wrong)} weights are missing or have another shape than config.json says, among them"
-            f" {wrong[0]!r}; the checkpoint is damaged, or not of this architecture"
+            f" {wrong[0]!r}; the checkpoint is damaged, of another architecture, or a"
+            " classifier of another number of labels"
         )
     return model, missing
 

@@ -37,14 +37,3 @@ def check_model_name(model_name: str | None, parent_args: dict[str, Any], flag: 
             f"--model_name={model_name} contradicts {flag}, which was made from {parent}; its weights come from there,"
             " so leave --model_name out"
         )
-
-
-def named_model(model_name: str | None) -> str:
-    """The model that a stage without an earlier stage starts from.
-
-    Raises:
-        ValueError: none is given.
-    """
-    if model_name is None:
-        raise ValueError("give --model_name (hub id or folder of a causal model or an encoder)")
-    return model_name
