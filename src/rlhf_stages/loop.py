@@ -50,7 +50,11 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         )
     except Exception as error:  # Fabric raises its own types, e.g. for a device that is not there
         raise ValueError(f"--accelerator={args.accelerator} --devices={args.devices}: {error}") from None
+    if args.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ValueError("--precision=16-mixed needs a GPU; on a CPU there is --precision=bf16-mixed")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # the loss scale of 16-mixed leaves the first step out if it is too large; the schedule counts it all the same
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
     fabric.launch()
     if fabric.local_rank != 0 or "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
