@@ -60,7 +60,7 @@ def talk(session: "ChatSession", args: ChatArgs) -> None:
             return
         if not sys.stdin.isatty():
             print(printable(text))  # so that the output of a piped conversation reads like one
-        if text in ("quit", "exit", "q"):
+        if text in ("quit", "exit", "quit()", "exit()", "q"):
             return
         if text == "reset":
             session.reset()

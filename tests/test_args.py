@@ -10,6 +10,7 @@ from rlhf_stages import args as module
 from rlhf_stages.args import (
     ChatArgs,
     ClassifierArgs,
+    DailyDialogArgs,
     DPOArgs,
     EvaluateArgs,
     FabricArgs,
@@ -28,6 +29,7 @@ from rlhf_stages.cli import Finished, Interrupted, parse, run
 # What each group needs to be parsed at all
 REQUIRED = {
     TextDataArgs: ["--destination_dir=d", "--tokenizer_name=t"],
+    DailyDialogArgs: ["--destination_dir=d", "--tokenizer_name=t"],
     ModelArgs: [],
     FabricArgs: [],
     GenerationArgs: [],
@@ -594,6 +596,15 @@ def test_data_preparation_refuses(capsys, argv, message):
 
 def test_data_preparation_takes_what_is_just_allowed():
     parsed(TextDataArgs, "--max_length=258", "--validation_percentage=0", "--test_percentage=0", "--num_workers=1")
+
+
+def test_daily_dialog_flags(capsys):
+    assert parsed(DailyDialogArgs).separator == "\n"
+    assert parsed(DailyDialogArgs, r"--turn_separator=\t|\n").separator == "\t|\n"
+    assert parsed(DailyDialogArgs, "--turn_separator= |", "--stage=classify").separator == " |"
+    for argv in ("--context_turns=0", "--minimum_turns=0"):
+        assert "lies between 1 and" in refused(capsys, argv, groups=[DailyDialogArgs])
+    assert "invalid choice: 'preference'" in refused(capsys, "--stage=preference", groups=[DailyDialogArgs])
 
 
 # --- run ---

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -14,9 +14,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_stages.args import GenerationArgs
+from rlhf_stages.args import DailyDialogArgs, GenerationArgs
 from rlhf_stages.chat import ChatSession
+from rlhf_stages.data.daily_dialog import Dialogues, chat_template, to_example
 from rlhf_stages.data.dialogue import CHAT_TEMPLATE
+from rlhf_stages.data.prepare import prepare
+from rlhf_stages.data.shards import open_shard
+from rlhf_stages.data.sources import Source
+from rlhf_stages.data.tokenizer import load_tokenizer, separator_id
 
 # The tokenizer: three special tokens, then one token per byte. No merges, so that a text has as many ids as bytes.
 SPECIAL = ["<s>", "</s>", "<pad>"]
@@ -303,6 +308,131 @@ def test_stopping_keeps_what_was_said():
     assert threading.active_count() == threads
     assert session.history == [{"role": "user", "content": "one"}, {"role": "assistant", "content": said}]
     assert len(session.reply("two", GREEDY)) == 24
+
+
+# --- dialogues whose turns only a separator parts ---
+
+UTTERANCES = [
+    "Hi, Bob.", "Hello there! How are you?", "Fine... and you", "I don't know: 7:30, 答案?", '"Really"?', "OK", "Bye.",
+]  # fmt: skip
+
+
+def bytes_bpe():
+    """A byte-level BPE with merges, like GPT-2's; it has no BOS."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    backend.train_from_iterator([*UTTERANCES, "\n".join(UTTERANCES)] * 5, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+def merging_bpe():
+    """Takes punctuation and the line breaks after it as one piece, as the tokenizers of Llama 3 and Qwen do."""
+    backend = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r" ?[^\s\p{L}\p{N}]+[\r\n]*|[^\r\n\p{L}\p{N}]?\p{L}+|\s+"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )  # fmt: skip
+    backend.train_from_iterator(["word.\nWord? |Word!\nWord\nword |word |Word"] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+def test_a_line_break_that_merges_with_a_full_stop_is_no_separator():
+    tokenizer = merging_bpe()
+    with pytest.raises(ValueError, match=r"--turn_separator '\\n' is not one token .*; pass ' \|'"):
+        separator_id(tokenizer, "\n")
+    assert tokenizer.decode([separator_id(tokenizer, " |")]) == " |"
+
+
+def talking(tokenizer, window=512):
+    """A session on a tiny model with that tokenizer; nothing but its prompts counts."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=window, initializer_range=1.0,
+    )  # fmt: skip
+    return ChatSession(LlamaForCausalLM(config), tokenizer)
+
+
+@pytest.mark.parametrize(("name", "separator"), [("stories260K", "\n"), ("bytes", "\n"), ("merging", " |")])
+def test_chat_makes_the_ids_of_the_shards(name, separator, shared_data, tmp_path, prompts):
+    makers = {"bytes": bytes_bpe, "merging": merging_bpe}
+    source = makers[name]() if name in makers else load_tokenizer(str(shared_data / "models" / name))
+    source.save_pretrained(tmp_path / "tokenizer")
+    args = DailyDialogArgs(
+        destination_dir=str(tmp_path / "data"), tokenizer_name=str(tmp_path / "tokenizer"), num_workers=1,
+        shuffle=False, turn_separator=separator,
+    )  # fmt: skip
+    count = len(UTTERANCES) + 1
+    row = {"dialog": [*UTTERANCES, "End."], "act": [1] * count, "emotion": [0] * count}
+    other = [{"dialog": [split, "x"], "act": [1] * 2, "emotion": [0] * 2} for split in ("validation", "test")]
+    parts = [(s, s, lambda rows=r: rows) for s, r in (("train", [row]), ("validation", other[:1]), ("test", other[1:]))]
+    dialogues = Dialogues(Source(parts), args)
+    template = chat_template(separator, args.context_turns)
+    prepare(
+        args, dataset="x", records=dialogues, to_example=to_example, example_prompt=f"Hi.{separator}",
+        chat_template=template, separator=separator,
+    )  # fmt: skip
+    shard = [record.prompt.tolist() for record in open_shard(tmp_path / "data/finetune_train.pt")]
+    assert len(shard) == 7
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer"))
+    tokenizer.chat_template = template
+    session = talking(tokenizer)
+    assert session.notes == []
+    for place in range(1, 8):
+        roles = ("user", "assistant") if place % 2 else ("assistant", "user")  # the last one is the user's
+        turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(UTTERANCES[:place])]
+        session.history = turns[:-1]
+        session.reply(UTTERANCES[place - 1], GREEDY)
+    assert prompts == shard
+    assert session.history[-3]["content"] == UTTERANCES[5]
+
+
+def test_the_separator_ends_a_reply():
+    session = scripted([*ids_of("Yes.\nNo."), 1], template=chat_template("\n", 5))
+    # `scripted` waits for the 23rd token after BOS: that of "\n\nHuman: hi\n\nAssistant:", or of these and a line break
+    assert session.reply("x" * 22, GREEDY) == "Yes."
+    assert session.history[-1]["content"] == "Yes."
+
+
+def test_the_oldest_turns_leave_one_by_one(prompts):
+    tokenizer = byte_tokenizer(chat_template("\n", 5))
+    session = ChatSession(tiny_llama(window=30), tokenizer)
+    session.history = [{"role": r, "content": c * 5} for r, c in zip(("user", "assistant") * 2, "abcd", strict=True)]
+    session.reply("eeeee", GenerationArgs(do_sample=False, max_new_tokens=4))
+    # 1 + 6 n ids of n turns; 30 - 4 = 26 hold four of five
+    assert prompts == [[0, *ids_of("bbbbb\nccccc\nddddd\neeeee\n")]]
+
+
+def test_a_line_break_in_a_message_opens_no_turn(prompts):
+    session = ChatSession(tiny_llama(), byte_tokenizer(chat_template("\n", 5)))
+    session.reply(" one\ntwo ", GREEDY)
+    assert prompts == [[0, *ids_of("one two\n")]]
+
+
+def test_settings_are_optional():
+    session = ChatSession(tiny_llama(), byte_tokenizer())
+    torch.manual_seed(0)
+    first = session.reply("hi")
+    session.reset()
+    torch.manual_seed(0)
+    assert session.reply("hi", GenerationArgs(temperature=0.7, top_k=0)) == first
+
+
+@pytest.mark.parametrize(("at_least", "said"), [(0, ""), (1, ""), (2, "a"), (4, "aaa")])
+def test_a_least_number_of_tokens_counts_the_stop_token(at_least, said):
+    model = scripted([1, 1, 1, 1]).model
+    with torch.no_grad():
+        model.lm_head.weight[ids_of("a")] = 0.5
+    session = ChatSession(model, byte_tokenizer())
+    settings = GenerationArgs(do_sample=False, max_new_tokens=8, min_new_tokens=at_least)
+    assert session.reply("hi", settings) == said
 
 
 def save(model, folder):

@@ -90,7 +90,10 @@ class TextDataArgs(Args):
             f" {self.max_prompt_length}; raise it to at least {self.max_prompt_length + 2}",
         )
         _require(self.num_workers >= 1, f"--num_workers must be at least 1, got {self.num_workers}")
-        _require(self.stage_shares[self.stage] > 0, f"--stage_split {self.stage_split} gives --stage {self.stage} none")
+        _require(
+            self.stage_shares.get(self.stage, 1) > 0,
+            f"--stage_split {self.stage_split} gives --stage {self.stage} none",
+        )
 
     @property
     def stage_shares(self) -> dict[str, float]:
@@ -124,11 +127,6 @@ class DailyDialogArgs(TextDataArgs):
     def separator(self) -> str:
         """What the separator stands for."""
         return self.turn_separator.replace(r"\n", "\n").replace(r"\t", "\t")
-
-    @property
-    def stage_shares(self) -> dict[str, float]:
-        """Classifiers learn from all that SFT learns from."""
-        return {**super().stage_shares, "classify": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,7 +573,6 @@ class ChatArgs(GenerationArgs):
     temperature: float = 0.7  # Logits are divided by this
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply
-    min_new_tokens: int = field(default=0, cmd=False)  # No flag: a reply may be short
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
     seed: int | None = None  # Seed of the sampling; none: every run differs
     device: str = "auto"  # cpu, cuda, cuda:1, mps or auto

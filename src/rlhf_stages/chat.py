@@ -1,8 +1,6 @@
 """A conversation with a model: the history, the prompt made of it, and the reply as it comes."""
 
-import queue
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.dialogue import ASSISTANT, CHAT_TEMPLATE, HUMAN
-from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenizer
+from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenizer, separator_id
 from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.models.streaming import Generation
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PROBES = ("Qa", "Qb", "Qc")  # Messages to see what a chat template puts around them
+DEFAULT_SETTINGS = GenerationArgs(temperature=0.7, top_k=0)  # Those of chat.py
 
 
 class ChatSession:
@@ -41,11 +42,24 @@ class ChatSession:
         self._stop_ids = {int(i) for i in _as_list(model.generation_config.eos_token_id)} | {tokenizer.eos_token_id}
         # generate() fills what a call leaves open from here; the model's own penalties and bans would get in that way.
         model.generation_config = GenerationConfig()
-        probe = self._text([{"role": role, "content": "x"} for role in ("user", "assistant", "user")])
+        roles = ("user", "assistant", "user")
+        probe = self._text([{"role": role, "content": text} for role, text in zip(roles, _PROBES, strict=True)])
         bos = tokenizer.bos_token or ""
         added = any(token in probe.removeprefix(bos) for token in tokenizer.get_added_vocab())
+        self._separator = self._find_separator(probe.removeprefix(bos)) if probe.startswith(bos) else None
         self._is_plain = probe.startswith(bos) and not added
-        self._markers = tuple(marker for marker in (HUMAN, ASSISTANT) if marker in probe)
+        self._markers = tuple(marker for marker in (HUMAN, ASSISTANT, self._separator) if marker and marker in probe)
+
+    def _find_separator(self, probe: str) -> str | None:
+        """What ends each message, where a template does no more than that; None if it is not one token."""
+        before, *ends = re.split("|".join(_PROBES), probe)
+        if before or len(ends) != len(_PROBES) or len(set(ends)) != 1:
+            return None
+        try:
+            separator_id(self.tokenizer, ends[0])
+        except ValueError:
+            return None
+        return ends[0]
 
     @classmethod
     def load(
@@ -83,16 +97,17 @@ class ChatSession:
             raise ValueError(f"{source} lacks {len(missing)} of its weights ({missing[0]}, ...); copy it again")
         return cls(model.to(place), load_tokenizer(source, trust_remote_code), name=source)
 
-    def reply(self, text: str, settings: GenerationArgs) -> str:
+    def reply(self, text: str, settings: GenerationArgs = DEFAULT_SETTINGS) -> str:
         """Say something and wait for the whole reply. Raises as `stream` does."""
         return "".join(self.stream(text, settings))
 
-    def stream(self, text: str, settings: GenerationArgs) -> Iterator[str]:
+    def stream(self, text: str, settings: GenerationArgs = DEFAULT_SETTINGS) -> Iterator[str]:
         """Say something and get the reply in pieces, as they come.
 
-        What no longer fits the context window stays out of the prompt: the oldest exchanges, then the beginning of
-        `text`. The exchange joins the history when the reply ends, or with what was said so far when the caller stops
-        (close the iterator, or Ctrl-C). After an error the history is as it was.
+        What no longer fits the context window stays out of the prompt: the oldest exchanges (the oldest turns, where a
+        template tells no roles apart), then the beginning of `text`. The exchange joins the history when the reply
+        ends, or with what was said so far when the caller stops (close the iterator, or Ctrl-C). After an error the
+        history is as it was.
 
         Raises:
             ValueError: beams or several sequences are asked for, or the prompt cannot be made.
@@ -102,7 +117,7 @@ class ChatSession:
         turns = [*self.history, {"role": "user", "content": text}]
         ids = self._prompt(turns, settings.max_new_tokens)
         shown = ""
-        generation = _Generation(self.model, ids, self._generation_config(len(ids), settings))
+        generation = Generation(self.model, ids, self._generation_config(len(ids), settings))
         try:
             for visible in self._visible(iter(generation)):
                 if len(visible) > len(shown):
@@ -147,7 +162,7 @@ class ChatSession:
             return ids
         room = self.window - min(max_new_tokens, self.window // 2)
         while len(ids) > room and len(turns) > 1:
-            turns = turns[2:]
+            turns = turns[2 if self._separator is None else 1 :]
             ids = self._render(turns)
         rest = encode_text(self.tokenizer, turns[-1]["content"])
         while len(ids) > room:
@@ -160,8 +175,9 @@ class ChatSession:
     def _render(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of the conversation up to where the assistant speaks."""
         text = self._text(turns)
-        if self._is_plain:  # BOS and text: as our stages encode it, a special token that someone spells stays text
-            ids = encode_prompt(self.tokenizer, text.removeprefix(self.tokenizer.bos_token or ""))
+        if self._is_plain or self._separator is not None:
+            # BOS and text: as our stages encode it, a special token that someone spells stays text
+            ids = encode_prompt(self.tokenizer, text.removeprefix(self.tokenizer.bos_token or ""), self._separator)
         else:
             ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         rows = self.model.get_input_embeddings().num_embeddings
@@ -181,57 +197,14 @@ class ChatSession:
         sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
         return GenerationConfig(
             max_new_tokens=min(settings.max_new_tokens, room),
+            # generate() does not count the stop token, GenerationArgs does
+            min_new_tokens=min(settings.min_new_tokens, room + 1) - 1 if settings.min_new_tokens > 1 else None,
             do_sample=settings.do_sample,
             **(sampling if settings.do_sample else {}),
             eos_token_id=sorted(self._stop_ids),
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
         )
-
-
-class _Generation:
-    """`generate` in a thread of its own; iterating gives the token ids as they come, and raises what it raises."""
-
-    def __init__(self, model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> None:
-        self._tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
-        self._is_prompt = True
-        self._thread = threading.Thread(target=self._run, args=(model, prompt, config), daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[int]:
-        while (token := self._tokens.get()) is not None:
-            if isinstance(token, BaseException):
-                raise token
-            yield token
-
-    def stop(self) -> None:
-        """End after the token in work."""
-        self._stopped.set()
-        self._thread.join()
-
-    def put(self, ids: torch.Tensor) -> None:
-        """Called by `generate` with the prompt, then with every token."""
-        if not self._is_prompt:
-            self._tokens.put(int(ids))
-        self._is_prompt = False
-
-    def end(self) -> None:
-        """Called by `generate` after the last token."""
-
-    def _run(self, model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> None:
-        ids = torch.tensor([prompt], device=model.device)
-        try:
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                streamer=self,
-                stopping_criteria=[lambda rows, scores: torch.full_like(rows[:, 0], self._stopped.is_set()).bool()],
-            )
-            self._tokens.put(None)
-        except BaseException as error:  # it belongs to the thread that reads
-            self._tokens.put(error)
 
 
 @contextmanager

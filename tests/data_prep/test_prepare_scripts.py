@@ -14,7 +14,7 @@ from rlhf_stages.cli import run
 from rlhf_stages.data.dialogue import CHAT_TEMPLATE
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.sources import SkipRecord
-from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
+from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenizer
 
 FOLDER = Path(__file__).resolve().parents[2] / "data_prep"
 H, A = "\n\nHuman:", "\n\nAssistant:"
@@ -271,10 +271,108 @@ def test_the_first_validation_split_of_the_hub_is_used_and_the_second_left_out(p
     assert kept == {"train": 20, "validation": 5, "test": 7}
 
 
-# ---- both
+# ---- daily_dialog
 
 
-@pytest.mark.parametrize("name", ["helpful_harmless", "summarization"])
+def write_dialogues(folder, dialogues):
+    """The official text files; each split has the same dialogues with its name in front, all of act 2, emotion 4."""
+    for split in ("train", "validation", "test"):
+        files = {"": [], "act_": [], "emotion_": []}
+        for texts in dialogues:
+            files[""].append("".join(f"{split} {text} __eou__ " for text in texts))
+            files["act_"].append("2 " * len(texts))
+            files["emotion_"].append("4 " * len(texts))
+        (folder / split).mkdir(parents=True)
+        for kind, lines in files.items():
+            (folder / split / f"dialogues_{kind}{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+DIALOGUES = [
+    ["Hi , Bob .", "Hi !", "How are you ?", "Fine , and you ?", "Not bad .", "Good .", "Bye ."],
+    ["Yes ?", "No ."],
+]
+
+
+def test_prompts_are_bos_and_the_ids_of_each_utterance_and_the_separator(prepare, tmp_path, shared_data):
+    source = write_dialogues(tmp_path / "source", DIALOGUES)
+    folder = prepare("daily_dialog", f"--source={source}", "--shuffle=False")
+    assert {split: of_split["kept"] for split, of_split in counts(folder).items()} == dict.fromkeys(
+        ("train", "validation", "test"), 7
+    )
+    tokenizer = load_tokenizer(str(shared_data / "models/stories260K"))
+    texts = [f"test {t}" for t in ("Hi, Bob.", "Hi!", "How are you?", "Fine, and you?", "Not bad.", "Good.", "Bye.")]
+    newline = tokenizer.convert_tokens_to_ids("<0x0A>")
+    shard = open_shard(folder / "finetune_test.pt", responses=1)
+    for place, record in zip(range(1, 7), shard, strict=False):
+        expected = [1]
+        for text in texts[max(0, place - 5) : place]:
+            expected += [*encode_text(tokenizer, text), newline]
+        assert record.prompt.tolist() == expected
+        assert record.responses[0].tolist() == [*encode_text(tokenizer, texts[place]), 2]
+        assert record.metadata == {"act": "question", "emotion": "happiness", "last_turn": texts[place - 1]}
+    example = torch.load(folder / "example_prompt.pt", weights_only=True)
+    assert (example["input_ids"][0] == newline).nonzero().flatten().tolist()[-1] == example["input_ids"].shape[1] - 1
+    assert json.loads((folder / "args.json").read_text())["dataset"] == "daily_dialog"
+
+
+def test_the_oldest_utterances_leave_until_the_prompt_fits(prepare, tmp_path):
+    source = write_dialogues(tmp_path / "source", DIALOGUES)
+    whole = prepare("daily_dialog", f"--source={source}", "--shuffle=False")
+    longest = list(open_shard(whole / "finetune_test.pt"))[4].prompt.tolist()  # five utterances
+    ends = [i for i, token in enumerate(longest) if token == 13]
+    assert len(ends) == 5
+    room = len(longest) - ends[0]  # BOS and all but the first utterance, exactly
+    for limit, kept_from in ((room, ends[0]), (room - 1, ends[1])):
+        for path in whole.iterdir():
+            path.unlink()
+        flags = (f"--max_prompt_length={limit}", "--shuffle=False")
+        prompt = list(open_shard(prepare("daily_dialog", f"--source={source}", *flags) / "finetune_test.pt"))[4].prompt
+        assert prompt.tolist() == [1, *longest[kept_from + 1 :]]
+
+
+def test_the_hub_a_saved_dataset_and_the_official_files_give_the_same(prepare, tmp_path, monkeypatch):
+    source = write_dialogues(tmp_path / "source", DIALOGUES)
+    splits = {
+        split: datasets.Dataset.from_list(
+            [
+                {"dialog": [f"{split} {t} " for t in texts], "act": [2] * len(texts), "emotion": [4] * len(texts)}
+                for texts in DIALOGUES
+            ]
+        )
+        for split in ("train", "validation", "test")
+    }
+    loaded = datasets.DatasetDict(splits)
+    loaded.save_to_disk(tmp_path / "saved")
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or loaded)
+    found = []
+    for flags in ((), (f"--source={tmp_path / 'saved'}",), (f"--source={source}",)):
+        folder = prepare("daily_dialog", *flags)
+        prepare("daily_dialog", *flags, stage="classify")
+        found.append({path.name: path.read_bytes() for path in folder.glob("*_*.*")})
+        assert len(found[-1]) == 10
+    assert found[0] == found[1] == found[2]
+    assert asked == ["daily_dialog"] * 2
+    rows = [json.loads(line) for line in (folder / "act_test.jsonl").read_text().splitlines()]
+    assert {"text": "test Yes?\ntest No.", "label": "question"} in rows
+    assert len(rows) == 7
+
+
+def test_a_separator_that_is_no_token_is_refused_with_one_that_is(prepare, tmp_path, capsys):
+    source = write_dialogues(tmp_path / "source", DIALOGUES)
+    with pytest.raises(SystemExit):
+        prepare("daily_dialog", f"--source={source}", "--turn_separator= <EOU> ")
+    error = capsys.readouterr().err
+    assert "error: --turn_separator ' <EOU> ' is not one token" in error
+    assert "pass '\\n' or " in error
+    assert not list((tmp_path / "out").glob("*.pt"))
+
+
+# ---- all
+
+
+@pytest.mark.parametrize("name", ["helpful_harmless", "summarization", "daily_dialog"])
 def test_help_needs_no_heavy_import(name):
     script = FOLDER / name / "prepare_data.py"
     code = f"""

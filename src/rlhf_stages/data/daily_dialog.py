@@ -26,7 +26,7 @@ _DETOKENIZE: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
     (re.compile(r"(?<=\d) ?: (?=\d\d\b)"), ":"),  # 7 : 30
     (re.compile(r" +(?=[.,?!;:%)])"), ""),
     (re.compile(r"(?<=\() +|(?<=[$£¥]) +(?=\d)"), ""),
-    (re.compile(r"(?<=[a-z]{2})([.?!])(?=[A-Z][a-z']*(?: |$|,))"), r"\1 "),  # right.But
+    (re.compile(r"(?<=[A-Za-z][a-z])([.?!])(?=[A-Z])(?!\w+\.[a-z])"), r"\1 "),  # right.But, no address
 ]
 _QUOTED = re.compile(r'" *([^"]*[^" ]) *"')
 
@@ -116,7 +116,7 @@ class Dialogues:
         missing = [split for split in SPLITS if not self.dialogues[split]]
         if missing:
             raise ValueError(
-                f"--source gives no dialogue to use for {', '.join(missing)}; DailyDialog comes in {SPLITS}"
+                f"--source gives no dialogue to use for {', '.join(missing)}; DailyDialog comes in {', '.join(SPLITS)}"
             )
         self._sift()
 

@@ -70,7 +70,8 @@ def _numbers(line: bytes) -> list[int]:
 
 
 def _lines(content: bytes) -> Iterator[bytes | None]:
-    return (line for _, line in numbered_lines(io.BytesIO(content.rstrip())))
+    lines = (line for _, line in numbered_lines(io.BytesIO(content.rstrip())))
+    return (line if line is None else line.rstrip() for line in lines)
 
 
 def _once(found: Iterable[tuple[str, bytes]], source: str) -> Iterator[tuple[str, bytes]]:

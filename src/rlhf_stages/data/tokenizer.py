@@ -82,9 +82,7 @@ def separator_id(tokenizer: PreTrainedTokenizerBase, separator: str) -> int:
     found = _separator_id(tokenizer, separator)
     if found is None:
         usable = [repr(text) for text in SEPARATORS if _separator_id(tokenizer, text) is not None]
-        advice = (
-            f"one of {', '.join(usable)} is" if usable else f"none of {SEPARATORS} is; add a token to the tokenizer"
-        )
+        advice = f"pass {' or '.join(usable)}" if usable else "add a token to the tokenizer, and pass that"
         raise ValueError(
             f"--turn_separator {separator!r} is not one token of {tokenizer.name_or_path!r} between a word or a full"
             f" stop and the next word, so that no model could learn it as one; {advice}"
