@@ -11,7 +11,7 @@ from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs
 from rlhf_stages.keeper import Keeper
 from rlhf_stages.models.actor_critic import policy_of
-from rlhf_stages.rollout import collect
+from rlhf_stages.rewards import learned
 from rlhf_stages.rollout import experience as rollout_experience
 
 from helpers import run_stage
@@ -75,16 +75,16 @@ def main(folder):
     parents = [f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={rm}"]
     run_stage("ppo", again, data, *parents, *TWO, *PPO, "--resume=1")
     # rewards that are not finite, at the first step of the second process only
-    end_scores, calls = collect.end_scores, []
+    end_scores, calls = learned.end_scores, []
 
     def spoiled(*args):
         calls.append(1)
         scores = end_scores(*args)
         return scores * torch.nan if rank == "1" and len(calls) == 1 else scores
 
-    collect.end_scores = spoiled
+    learned.end_scores = spoiled
     run_stage("ppo", folder / "spoiled", data, *parents, *TWO, *PPO)
-    collect.end_scores = end_scores
+    learned.end_scores = end_scores
     held["steps"] = {name: three_steps(fabric, stage, [3, 2, 1, 2]) for name, stage in stages.items()}
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)

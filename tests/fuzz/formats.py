@@ -24,7 +24,7 @@ from lightning.fabric import Fabric
 
 from rlhf_stages import args
 from rlhf_stages.cli import parse
-from rlhf_stages.data import sources
+from rlhf_stages.data import labelled, sources
 from rlhf_stages.data.collate import collate_finetune, collate_preference
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.prepare import _Encoder
@@ -96,6 +96,17 @@ def read_records(path: Path) -> None:
                 if texts and row.reason is None:
                     encoder([texts])
     assert all(count > 0 for reasons in source.skipped.values() for count in reasons.values())
+
+
+def read_labels(path: Path) -> None:
+    """As the classifier stage does; the file is a source, and the split is a column of it where one is so called."""
+    columns = {"text_column": "prompt", "label_column": "label"}
+    for more in ({}, {"split_column": "chosen"}):
+        try:
+            labelled.read_labelled(args.ClassifierArgs(source=str(path), **columns, **more))
+        except ValueError as error:
+            if type(error) is not ValueError:  # its children are nobody's message
+                raise
 
 
 def _jsonl(rows: list[Any]) -> bytes:
@@ -608,6 +619,8 @@ FORMATS: dict[str, Format] = {
     "jsonl": Format(jsonl_inputs, as_file("train.jsonl"), read_records),
     "jsonl.gz": Format(gzip_inputs, as_file("train.jsonl.gz"), read_records),
     "csv": Format(csv_inputs, as_file("train.csv"), read_records),
+    "labels in jsonl": Format(jsonl_inputs, as_file("train.jsonl"), read_labels),
+    "labels in csv": Format(csv_inputs, as_file("train.csv"), read_labels),
     "parquet": Format(parquet_inputs, as_file("train.parquet"), read_records),
     "save_to_disk": Format(saved_inputs, write_folder, read_records),
     "rank lists": Format(rank_inputs, as_file("dev.tsv"), read_ranks),
