@@ -5,22 +5,19 @@ must not import torch: `--help` has to answer at once.
 """
 
 import argparse
-import dataclasses
-import difflib
 import errno
 import re
 import sys
 import threading
 import time
-import typing
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
+from rlhf_stages.config import config_tokens
 from rlhf_stages.terminal import printable
 
 # the start of the program, near enough: scripts import this module before anything large
@@ -75,7 +72,7 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
     for group in groups:
         parser.add_arguments(group, dest=group.__name__)
     try:
-        tokens = _config_tokens(argv, groups) + argv
+        tokens = config_tokens(argv, groups) + argv
         namespace = parser.parse_args(tokens)
     except ValueError as error:
         parser.error(str(error))
@@ -83,50 +80,6 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
         # simple-parsing prints a complaint about `--no_x=True` and leaves with 0, as if all were well
         raise SystemExit(stop.code or (0 if {"-h", "--help"} & set(argv) else 2)) from None
     return tuple(getattr(namespace, group.__name__) for group in groups)
-
-
-def _config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
-    """The flags of the `--config` file as command-line tokens, to stand before the real ones."""
-    path = None
-    for token, following in zip(argv, [*argv[1:], ""], strict=False):
-        if token == "--config":
-            path = following
-        elif token.startswith("--config="):
-            path = token.removeprefix("--config=")
-    if path is None:
-        return []
-    if not path or path.startswith("--"):
-        raise ValueError("--config needs a file")
-    import yaml
-
-    try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except Exception as error:  # besides its own, yaml raises half a dozen types on wrong tags, dates and nesting
-        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"--config {path}: expected `flag: value` lines, got {type(config).__name__}")
-    known = {f.name for group in groups for f in dataclasses.fields(group)} | {"model_name_or_path"}
-    for key in config:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"--config {path}: unknown flag {key!r}{hint}")
-        parts = config[key] if isinstance(config[key], list) else [config[key]]
-        if any(isinstance(part, (list, dict, set, tuple)) for part in parts):  # their text can be endless, or very long
-            raise ValueError(f"--config {path}: {key} is nested, expected a value or a list of values")
-    lists = {f.name for group in groups for f in dataclasses.fields(group) if typing.get_origin(f.type) is list}
-    given = {token.partition("=")[0].removeprefix("--") for token in argv if token.startswith("--")}
-    tokens = []
-    for key, value in config.items():
-        if key in lists & given:  # the command line's would be added to these
-            continue
-        if key in lists and isinstance(value, list):
-            tokens += [f"--{key}", *map(str, value)]
-        elif isinstance(value, list):
-            tokens.append(f"--{key}={','.join(map(str, value))}")
-        elif value is not None:
-            tokens.append(f"--{key}={value}")
-    return tokens
 
 
 def _thread_error(args: threading.ExceptHookArgs) -> None:
