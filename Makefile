@@ -54,10 +54,10 @@ demo: $(RUN)/evaluation.txt
 	@echo "experiments  $(RUN)/sft  $(RUN)/rm  $(RUN)/ppo"
 	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
 
-test: test-fast
+test: test-fast nltk-data
 	$(BIN)/pytest -n auto -m slow
 
-test-fast: typecheck
+test-fast: typecheck nltk-data
 	$(BIN)/pytest -n auto -m "not slow"
 
 # 10,000 wrong inputs of each format, about ten minutes on two cores; `make test` has the first hundred
@@ -75,6 +75,12 @@ kill-points: $(INSTALLED)
 # each single-line fault of tests/mutants.md has to make a fast test fail
 mutants: $(INSTALLED)
 	$(PY) tests/run_mutants.py
+
+# WordNet, which METEOR needs; a folder that NLTK_DATA names is used as it is
+nltk-data: $(if $(NLTK_DATA),,nltk_data/corpora/wordnet/lexnames)
+
+nltk_data/corpora/wordnet/lexnames: | $(INSTALLED)
+	$(PY) data_prep/wordnet/make_nltk_data.py --destination_dir=nltk_data
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -127,7 +133,7 @@ $(RUN)/classifier/summary.json: $(DATA)/act_train.jsonl
 	$(PY) scripts/train_classifier.py $(call config,classifier) --model_name=$(CLASSIFIER_MODEL) $(STAGE_FLAGS) \
 		$(CLASSIFIER_FLAGS)
 
-$(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS)
+$(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS) $(if $(filter daily_dialog,$(DATASET)),| nltk-data)
 	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft $(REWARDS) $(STAGE_FLAGS) $(PPO_FLAGS)
 
 $(RUN)/dpo/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt

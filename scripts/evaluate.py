@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Compare policies on held-out prompts: gold score, reward, KL, length, diversity, and replies side by side."""
+"""Compare policies on held-out prompts: gold score, reward, KL, length, diversity, and replies side by side.
+
+--suite=dialogue compares their replies with the data's own: ROUGE, METEOR, BLEU, intent, perplexity, with intervals.
+"""
 
 from typing import Any
 
@@ -21,11 +24,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
+    from rlhf_stages.evaluation import dialogue
+    from rlhf_stages.evaluation.bootstrap import resample, with_intervals
     from rlhf_stages.evaluation.gold import load_score
     from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
-    from rlhf_stages.evaluation.table import comparison_table, side_by_side
+    from rlhf_stages.evaluation.table import comparison_table, interval_table, settings_line, side_by_side
     from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name
-    from rlhf_stages.files import write_json
+    from rlhf_stages.files import write_json, write_text
+    from rlhf_stages.models.classifier import TextClassifier
     from rlhf_stages.models.loading import load_causal, load_scalar
 
     # 1. Tokenizer, scorers, prompts
@@ -41,6 +47,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         reward_model = loop.freeze(fabric, load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True))
     results: dict[str, Any] = {"args": asdict(args), "generation": asdict(generation)}
     replies: dict[str, list[Reply]] = {}
+    nll: dict[str, tuple[list[float], list[int]]] = {}
+    is_dialogue, classifier = args.suite == "dialogue", None
+    if is_dialogue and generation.num_return_sequences > 1:
+        raise ValueError("--suite=dialogue compares one reply to each prompt: leave --num_return_sequences out")
+    if args.intent_classifier:
+        classifier = TextClassifier.load(args.intent_classifier, fabric.device)
 
     # 2. Replies of every policy to the same prompts, from the same seed
     for checkpoint in checkpoints:
@@ -49,20 +61,38 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         model = loop.freeze(fabric, load_causal(checkpoint, tokenizer, model_args))
         if not replies:
             reference = model
-            shard = open_shard(info.path / loop.prompt_shard_name(info.path, args.split), vocab_size=len(tokenizer))
+            prompts = f"finetune_{args.split}.pt" if is_dialogue else loop.prompt_shard_name(info.path, args.split)
+            shard = open_shard(info.path / prompts, responses=int(is_dialogue), vocab_size=len(tokenizer))
             records = [shard[i] for i in range(min(args.num_prompts, len(shard)))]
         seed_everything(args.seed, verbose=False)
-        replies[stage_name(checkpoint, taken=replies)] = policy_replies(
+        name = stage_name(checkpoint, taken=replies)
+        replies[name] = policy_replies(
             model, reference, records, tokenizer, generation, fabric, args.mini_batch_size, reward_model, gold_score
         )
+        if is_dialogue:
+            nll[name] = dialogue.response_nll(model, records, tokenizer, fabric, args.mini_batch_size)
 
     # 3. Table, samples, reward model, JSON
     if replies:
-        results["summary"] = {name: summarize(column) for name, column in replies.items()}
+        title = f"{info.dataset}: {len(records)} held-out prompts ({args.split} split)"
         results["replies"] = {name: [asdict(reply) for reply in column] for name, column in replies.items()}
-        print(f"{info.dataset}: {len(records)} held-out prompts ({args.split} split)\n")
-        print(f"{comparison_table(results['summary'])}\n")
-        print(f"{side_by_side(replies, args.num_samples)}\n")
+        if is_dialogue:
+            references = dialogue.references_of(records, tokenizer)
+            facts = (references, records, classifier, args.intent_key)
+            found = {name: dialogue.measures(replies[name], nll[name], *facts) for name in replies}
+            found["human"] = dialogue.human_measures(*facts)
+            weights = resample(len(records), args.bootstrap_samples, args.seed)
+            columns = with_intervals({name: measures for name, (measures, _) in found.items()}, weights)
+            whole = {name: numbers for name, (_, numbers) in found.items()}
+            results |= {"summary": columns, "whole": whole}
+            title += f"; {settings_line(generation, args)}"
+            table = interval_table(columns, whole, markdown=False)
+            if args.markdown:
+                write_text(Path(args.markdown), [f"{title}\n\n", interval_table(columns, whole, markdown=True), "\n"])
+        else:
+            results["summary"] = {name: summarize(column) for name, column in replies.items()}
+            table = comparison_table(results["summary"])
+        print(f"{title}\n\n{table}\n\n{side_by_side(replies, args.num_samples)}\n")
     preference = info.path / f"preference_{args.split}.pt"
     if reward_model is not None and preference.is_file():
         pairs = open_shard(preference, responses=2, vocab_size=len(tokenizer))

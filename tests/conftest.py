@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 # what may be missing where the tests run; a test that is skipped for another reason fails
 ALLOWED_SKIPS = (
     "needs a CUDA device", "no real data at ", "needs the extra ", "set RLHF_STAGES_SMOLLM2_WHEEL ",
-    "atheris is not installed",
+    "atheris is not installed", "no WordNet at ",
 )  # fmt: skip
 
 
@@ -48,6 +48,16 @@ def shared_data() -> Path:
         if os.environ.get("CI"):
             pytest.fail(f"no real data at {path}: set RLHF_STAGES_DATA")
         pytest.skip(f"no real data at {path} (set RLHF_STAGES_DATA)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def wordnet() -> Path:
+    """NLTK's data with WordNet: $NLTK_DATA, or what `make nltk-data` made; also for the programs that tests start."""
+    path = Path(os.environ.setdefault("NLTK_DATA", str(ROOT / "nltk_data")))
+    if not (path / "corpora" / "wordnet").is_dir():
+        reason = f"no WordNet at {path} (make nltk-data)"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     return path
 
 

@@ -38,6 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
+    "bootstrap_samples": (100, 10**6),
     **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
     "ignore_index": (-(2**62), -1),
     "top_p": (1e-12, 1),
@@ -127,6 +128,13 @@ class DailyDialogArgs(TextDataArgs):
     def separator(self) -> str:
         """What the separator stands for."""
         return self.turn_separator.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NltkDataArgs(Args):
+    """WordNet for METEOR."""
+
+    destination_dir: str = "nltk_data"  # Folder to make; found without further ado where it is called nltk_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -607,6 +615,11 @@ class EvaluateArgs(Args):
     experiment_dirs: list[str] = field(default_factory=list)  # noqa: RUF009
     data_dir: str = "data"  # Folder written by prepare_data.py
     rm_experiment_dir: str | None = None  # Reward model that scores the responses
+    # policies: rewards, KL, diversity. dialogue: ROUGE, METEOR, BLEU, intent, perplexity, with confidence intervals
+    suite: Literal["policies", "dialogue"] = "policies"
+    intent_classifier: str | None = None  # Classifier of what a reply does: experiment, model folder or hub id
+    intent_key: str = "act"  # The metadata that name what it should do
+    bootstrap_samples: int = 1000  # Resamples of the prompts for the intervals
     gold_score: str | None = None  # Ground truth as path.py:function, called with (prompt, response) -> float
     split: Literal["train", "validation", "test"] = "test"  # Split of the data
     num_prompts: int = 200  # Prompts
@@ -614,10 +627,19 @@ class EvaluateArgs(Args):
     mini_batch_size: int = 50  # Prompts per batch
     seed: int = 42  # Seed of the sampling
     output: str | None = None  # Also write everything to this JSON file
+    markdown: str | None = None  # Also write the table to this Markdown file
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
+        if self.suite == "dialogue":
+            _require(bool(self.experiment_dirs), "--suite=dialogue compares policies: give --experiment_dirs")
+            policies = [name for name in ("gold_score", "rm_experiment_dir") if _changed(self, name)]
+            _require(not policies, f"--{' --'.join(policies)} only act with --suite=policies")
+        else:
+            names = ("intent_classifier", "intent_key", "bootstrap_samples", "markdown")
+            dialogue = [name for name in names if _changed(self, name)]
+            _require(not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
 
 
 def _require(condition: bool, message: str) -> None:

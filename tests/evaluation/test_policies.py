@@ -3,7 +3,7 @@ import torch
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.evaluation.policies import Reply, distinct_n, policy_replies, reward_accuracy, summarize
+from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
 from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 
@@ -129,10 +129,3 @@ def test_summary_by_hand():
         "cut-off replies (%)": 25.0,
     }
     assert not {"gold score", "reward-model score"} & set(summarize([reply("a b")]))
-
-
-def test_distinct_n():
-    assert distinct_n(["a a a", "a a"], 1) == 1 / 5
-    assert distinct_n(["a b", "b a"], 2) == 1.0
-    assert distinct_n(["a", ""], 2) == 0.0
-    assert distinct_n([], 2) == 0.0

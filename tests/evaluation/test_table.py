@@ -1,5 +1,5 @@
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.evaluation.table import comparison_table, side_by_side
+from rlhf_stages.evaluation.table import comparison_table, interval_table, side_by_side
 
 
 def reply(prompt, text, gold=None):
@@ -34,3 +34,26 @@ def test_long_replies_are_wrapped_under_their_name():
     assert all(len(line) <= 40 for line in lines)
     assert [line[:5] for line in lines[1:]] == ["sft  "] + ["     "] * (len(lines) - 2)
     assert " ".join(line[5:] for line in lines[1:]).split() == ["word"] * 30
+
+
+def test_a_table_of_values_intervals_and_changes():
+    entry = {"value": 0.5, "low": 0.4, "high": 0.6}
+    columns = {
+        "sft": {"METEOR": entry, "zero": {"value": 0.0, "low": 0.0, "high": 0.0}},
+        "ppo": {
+            "METEOR": {"value": 0.6, "low": 0.55, "high": 0.61, "change": 0.1, "change_low": 0.0, "change_high": 0.2},
+            "zero": {"value": 1.0, "low": 1.0, "high": 1.0, "change": 1.0, "change_low": 1.0, "change_high": 1.0},
+        },
+        "human": {},
+    }
+    whole = {"sft": {"distinct-1": 0.25}, "human": {"distinct-1": 0.75}}
+    assert interval_table(columns, whole, markdown=True).splitlines() == [
+        "|  | sft | ppo | human |",
+        "| --- | --- | --- | --- |",
+        "| METEOR | 0.500 ±0.100 | 0.600 ±0.030 (+20.0 %) | - |",
+        "| zero | 0.000 ±0.000 | 1.000 ±0.000 | - |",
+        "| distinct-1 | 0.250 | - | 0.750 |",
+    ]
+    lines = interval_table(columns, whole, markdown=False).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].split() == ["METEOR", "0.500", "±0.100", "0.600", "±0.030", "(+20.0", "%)"]

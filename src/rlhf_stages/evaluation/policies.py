@@ -20,6 +20,7 @@ from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
 from rlhf_stages.rollout.samples import sample
 from rlhf_stages.rollout.texts import text_of
+from rlhf_stages.text_metrics import distinct_n
 
 GoldScore = Callable[[str, str], float]
 
@@ -101,12 +102,6 @@ def summarize(replies: Sequence[Reply]) -> dict[str, float]:
         "empty replies (%)": 100 * sum(not r.text.strip() for r in replies) / count,
         "cut-off replies (%)": 100 * sum(not r.ended for r in replies) / count,
     }
-
-
-def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words per n-gram, over all texts together (Li et al. 2016); 0 where there is none."""
-    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 0.0
 
 
 @torch.no_grad()

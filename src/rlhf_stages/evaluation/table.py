@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from rlhf_stages.args import EvaluateArgs, GenerationArgs
 from rlhf_stages.evaluation.policies import Reply
 from rlhf_stages.terminal import printable
 
@@ -17,6 +18,57 @@ def comparison_table(columns: Mapping[str, Mapping[str, float]]) -> str:
         values = "".join(f"  {column[row]:{w}.3f}" for column, w in zip(columns.values(), widths, strict=True))
         lines.append(f"{row:{label}}{values}")
     return "\n".join(lines)
+
+
+def interval_table(
+    columns: Mapping[str, Mapping[str, Mapping[str, float]]], whole: Mapping[str, Mapping[str, float]], markdown: bool
+) -> str:
+    """A row per measure, a column per policy: the value, half the width of its interval, and the change to the first.
+
+    Args:
+        columns: as `with_intervals` gives them.
+        whole: numbers of a column that have no interval.
+        markdown: a Markdown table, else aligned text.
+    """
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    names += list(dict.fromkeys(name for column in whole.values() for name in column))
+    first = next(iter(columns))
+    rows = [["", *columns]]
+    for name in names:
+        row = [name]
+        for column, measures in columns.items():
+            if name in whole.get(column, {}):
+                row.append(f"{whole[column][name]:.3f}")
+            elif name in measures:
+                row.append(_with_change(measures[name], columns[first].get(name)))
+            else:
+                row.append("-" if markdown else "")
+        rows.append(row)
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        row[0].ljust(widths[0]) + "".join(f"  {cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    )
+
+
+def settings_line(generation: GenerationArgs, args: EvaluateArgs) -> str:
+    """How the replies were drawn, and what the intervals are."""
+    drawn = f"temperature {generation.temperature:g}, top-k {generation.top_k}, top-p {generation.top_p:g}"
+    return (
+        f"{drawn if generation.do_sample else 'most probable token'}, {generation.min_new_tokens} to"
+        f" {generation.max_new_tokens} tokens, seed {args.seed}; ± is half of the 95 % interval of"
+        f" {args.bootstrap_samples:,} resamples of the prompts, in brackets the change to the first"
+    )
+
+
+def _with_change(entry: Mapping[str, float], first: Mapping[str, float] | None) -> str:
+    text = f"{entry['value']:.3f} ±{(entry['high'] - entry['low']) / 2:.3f}"
+    if "change" not in entry or first is None or not first["value"]:
+        return text
+    return f"{text} ({100 * entry['change'] / first['value']:+.1f} %)"
 
 
 def side_by_side(replies: Mapping[str, Sequence[Reply]], count: int, width: int = 92) -> str:

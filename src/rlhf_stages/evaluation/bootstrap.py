@@ -1,0 +1,78 @@
+"""Measures of a set of responses with confidence intervals.
+
+Legend: N prompts, S resamples, K columns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that is a function of sums over the prompts: a mean, a ratio, BLEU.
+
+    counts: (N, K) float64, what is summed. value: the number, from the sums (K,).
+    """
+
+    counts: Tensor
+    value: Callable[[Tensor], float]
+
+
+def mean_of(values: Sequence[float], scale: float = 1.0) -> Measure:
+    """The mean of a value for each prompt."""
+    column = torch.tensor(values, dtype=torch.float64)
+    return Measure(torch.stack([column, torch.ones_like(column)], dim=1), lambda sums: scale * float(sums[0] / sums[1]))
+
+
+def ratio_of(numerators: Sequence[float], denominators: Sequence[float], of: Callable[[float], float]) -> Measure:
+    """A function of the ratio of two sums."""
+    counts = torch.tensor([numerators, denominators], dtype=torch.float64).T
+    return Measure(counts, lambda sums: of(float(sums[0] / sums[1])))
+
+
+def resample(prompts: int, samples: int, seed: int) -> Tensor:
+    """How often each prompt is drawn in each resample, (S, N) float64; every column of a table shares it."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(prompts, (samples, prompts), generator=generator)
+    return torch.zeros(samples, prompts, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones_like(drawn, dtype=torch.float64)
+    )
+
+
+def with_intervals(columns: Mapping[str, Mapping[str, Measure]], weights: Tensor) -> dict[str, dict[str, Any]]:
+    """Each measure of each column with the percentile interval of its resamples (Efron 1979), and how far it is from
+    that of the first column, on the same resamples.
+
+    Returns:
+        {column: {measure: {"value", "low", "high", "change", "change_low", "change_high"}}}; the change is missing in
+        the first column, and where that one lacks the measure.
+    """
+    first: dict[str, tuple[float, Tensor]] = {}
+    table: dict[str, dict[str, Any]] = {}
+    for number, (column, measures) in enumerate(columns.items()):
+        table[column] = {}
+        for name, measure in measures.items():
+            value = measure.value(measure.counts.sum(0))
+            draws = torch.tensor([measure.value(sums) for sums in weights @ measure.counts], dtype=torch.float64)
+            low, high = interval(draws)
+            entry = {"value": value, "low": low, "high": high}
+            if number == 0:
+                first[name] = value, draws
+            elif name in first:
+                entry["change"] = value - first[name][0]
+                entry["change_low"], entry["change_high"] = interval(draws - first[name][1])
+            table[column][name] = entry
+    return table
+
+
+def interval(draws: Tensor) -> tuple[float, float]:
+    """The middle 95 % of resampled values."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = draws.quantile(torch.tensor([tail, 1 - tail], dtype=draws.dtype)).tolist()
+    return low, high

@@ -1,0 +1,94 @@
+"""Numbers that other programs count, checked against the libraries' own documentation and by hand."""
+
+import pytest
+import sacrebleu
+from nltk.tokenize import NLTKWordTokenizer
+from nltk.translate.meteor_score import single_meteor_score
+
+from rlhf_stages import text_metrics
+from rlhf_stages.text_metrics import all_rouge, bleu_counts, bleu_of_counts, distinct_n, meteor, rouge, sentence_bleu
+
+RESPONSES = [
+    "It is a guide to action which ensures that the military always obeys the commands of the party.",
+    "I'd like two tickets, please!",
+    "The children were running home.",
+    "",
+]
+REFERENCES = [
+    "It is a guide to action that ensures that the military will forever heed Party commands.",
+    "Two tickets for me, please.",
+    "A child runs to the house.",
+    "Nobody said a thing.",
+]
+
+
+@pytest.fixture(autouse=True)
+def _wordnet(wordnet):
+    """WordNet has to be there."""
+
+
+def test_meteor_of_the_example_of_nltk():
+    # the documentation of nltk.translate.meteor_score.single_meteor_score: 0.6944 for this pair, without the period
+    found = meteor([RESPONSES[0].removesuffix(".")], [REFERENCES[0].removesuffix(".")])
+    assert found == [pytest.approx(0.6944, abs=5e-5)]
+
+
+def test_what_is_remembered_changes_no_meteor():
+    words = NLTKWordTokenizer().tokenize
+    plain = [single_meteor_score(words(b), words(a)) for a, b in zip(RESPONSES, REFERENCES, strict=True)]
+    assert meteor(RESPONSES, REFERENCES) == plain
+    assert meteor(RESPONSES, REFERENCES) == plain
+    # stems (run) and synonyms (home, house) count: there are no two equal words but none here is 0
+    assert plain[2] > 0.2
+    assert plain[3] == 0
+
+
+def test_meteor_by_hand():
+    # two of three words in one piece: precision 1, recall 2/3, F = P R / (0.9 P + 0.1 R), penalty 0.5 (1/2)^3
+    score = (2 / 3) / (0.9 + 0.1 * 2 / 3) * (1 - 0.5 / 8)
+    assert meteor(["blue sky"], ["blue sky tomorrow"]) == [pytest.approx(score)]
+
+
+def test_without_wordnet_the_message_says_what_to_do(tmp_path, monkeypatch):
+    import nltk.corpus
+    import nltk.data
+
+    class Gone:
+        def ensure_loaded(self):
+            raise LookupError
+
+    monkeypatch.setattr(nltk.corpus, "wordnet", Gone())
+    monkeypatch.setattr(text_metrics, "_wordnet", text_metrics._wordnet.__wrapped__)
+    with pytest.raises(FileNotFoundError, match="make nltk-data"):
+        meteor(["a"], ["b"])
+
+
+def test_rouge_by_hand():
+    found = all_rouge(["the cats sat"], ["the cat sat down"])
+    # with stems three of three and of four words; two of two and of three pairs
+    assert found["rouge1"] == found["rougeL"] == found["rougeLsum"] == [pytest.approx(6 / 7)]
+    assert found["rouge2"] == [pytest.approx(4 / 5)]
+    assert rouge(["a b c"], ["c b a"]) == [pytest.approx(1 / 3)]
+    with pytest.raises(ValueError, match="kind is one of"):
+        rouge(["a"], ["b"], "rouge")
+
+
+def test_sums_of_counts_give_the_bleu_of_the_corpus():
+    counts = [sum(column) for column in zip(*bleu_counts(RESPONSES, REFERENCES), strict=True)]
+    expected = sacrebleu.corpus_bleu(RESPONSES, [REFERENCES], tokenize="intl").score / 100
+    assert bleu_of_counts(counts) == pytest.approx(expected)
+    assert 0 < expected < 1
+    assert bleu_of_counts([0] * 10) == 0
+
+
+def test_sentence_bleu_is_that_of_sacrebleu():
+    expected = sacrebleu.sentence_bleu(RESPONSES[0], [REFERENCES[0]], tokenize="intl").score / 100
+    assert sentence_bleu(RESPONSES[:1], REFERENCES[:1]) == [pytest.approx(expected)]
+    assert sentence_bleu(["a b c d"], ["a b c d"]) == [pytest.approx(1)]
+
+
+def test_distinct_n():
+    assert distinct_n(["a a a", "a a"], 1) == 1 / 5
+    assert distinct_n(["a b", "b a"], 2) == 1.0
+    assert distinct_n(["a", ""], 2) == 0.0
+    assert distinct_n([], 2) == 0.0
