@@ -80,11 +80,10 @@ def _read(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        block = _GLOBALS.search(text if text.endswith("\n") else f"{text}\n")
-        names = (yaml.safe_load(block[0]) or {}).get("globals") if block else None
-        if names is not None:
-            text = _filled_in(text.replace(block[0] if block else "", ""), names)
+        text = Path(path).read_text(encoding="utf-8") + "\n"
+        if block := _GLOBALS.search(text):
+            names = yaml.safe_load(block[0])["globals"]
+            text = _filled_in(text[: block.start()] + text[block.end() :], names or {})
         config = yaml.safe_load(text) or {}
     except Exception as error:  # besides its own, yaml raises half a dozen types on wrong tags, dates and nesting
         raise ValueError(" ".join(str(error).split())) from None

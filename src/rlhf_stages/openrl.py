@@ -46,7 +46,10 @@ def translate(config: Mapping[str, Any], given: Mapping[str, Sequence[str]]) -> 
             other, before = taken.setdefault(flag, (name, value))
             if flag in rest or before != value:
                 raise ValueError(f"{flag if flag in rest else other} and {name} both set --{flag}; give one of them")
-        new = key.tokens(value, context) if key.tokens else None
+        try:
+            new = key.tokens(value, context) if key.tokens else None
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         if new is None:
             ignored.append(name)
         else:

@@ -166,7 +166,8 @@ def _reward_class(value: Any, context: Context) -> list[str]:
     if args.get("intent_model") not in (None, args.get("reward_path") or intent):
         raise ValueError("args.intent_model and args.reward_path both name the intent classifier; give one of them")
     reference = args.get("ref_model") or args.get("model_path")
-    if reference != (context.keys.get("model_path") or reference):
+    start = context.keys.get("model_path")
+    if reference and start and reference != start:
         raise ValueError(f"the reference is the actor's start (model_path), and cannot be another, {reference!r}")
     part = f"intent=0.5,type=classifier,model={intent},label_key=act,text=turn"
     # one from train_classifier.py has read the two utterances with a line break between them
@@ -181,6 +182,7 @@ def _reward(parts: list[str], context: Context) -> list[str]:
 
 _DEEPSPEED = "needs DeepSpeed, which a config cannot ask for yet; leave it out and spread with --devices and --strategy"
 _REWARD_FLAGS = ("reward", *(setting.partition("=")[0] for setting in _NLP_REWARD))
+_SIZES = ("rollout_size", "rollout_mini_batch_size", "mini_batch_size", "micro_batch_size")
 _SAID_THERE = Key(("reward",), lambda *_: [])  # read by reward_class.id
 
 KEYS: dict[str, Key] = {
@@ -208,10 +210,8 @@ KEYS: dict[str, Key] = {
     "reward_class.args.ref_ds_config": _nothing(),
     "reward_class.args.intent_ds_config": _nothing(),
     # sizes
-    "episode_length": Key(
-        ("max_new_tokens", "rollout_size", "rollout_mini_batch_size", "mini_batch_size", "micro_batch_size"), _rollout
-    ),
-    "env_num": Key(("rollout_size",), lambda _, c: [] if c.keys.get("episode_length") is not None else None),
+    "episode_length": Key(("max_new_tokens", *_SIZES), _rollout),
+    "env_num": Key(_SIZES, lambda _, c: [] if c.keys.get("episode_length") is not None else None),
     "num_mini_batch": Key(("mini_batch_size", "micro_batch_size"), _num_mini_batch),
     "ppo_epoch": _renamed("ppo_epochs"),
     # optimization
