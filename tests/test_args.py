@@ -17,6 +17,7 @@ from rlhf_stages.args import (
     GenerationArgs,
     ImportGgufArgs,
     ModelArgs,
+    NltkDataArgs,
     PPOArgs,
     RMArgs,
     RolloutArgs,
@@ -43,6 +44,7 @@ REQUIRED = {
     ChatArgs: ["model"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
     EvaluateArgs: ["--experiment_dirs", "e"],
+    NltkDataArgs: [],
 }
 FLAGS = [
     (group, name)

@@ -66,7 +66,7 @@ def test_every_make_command_leads_to_commands_that_parse(command, monkeypatch, t
     if "test" in words:
         return
     commands = make_commands(*words)
-    assert commands or words[0] == "model-smollm2"
+    assert commands or words[0] in ("model-smollm2", "nltk-data")  # there already, perhaps
     for line in commands:
         if " scripts/" in line or " data_prep/" in line:
             _, script, *argv = shlex.split(line)

@@ -62,7 +62,7 @@ def test_where_nothing_can_be_fetched_the_message_says_why(script, monkeypatch, 
         raise subprocess.CalledProcessError(1, command, stderr="first line\nno network\n")
 
     monkeypatch.setattr(script, "call", call)
-    with pytest.raises(ValueError, match="from_debian: no apt-get; from_nltk: no network"):
+    with pytest.raises(ValueError, match="from_debian: 'no apt-get'; from_nltk: 'no network'"):
         script.main()
     assert not (tmp_path / "nltk_data/corpora/wordnet").exists()
 
