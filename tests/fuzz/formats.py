@@ -26,6 +26,8 @@ from rlhf_stages import args
 from rlhf_stages.cli import parse
 from rlhf_stages.data import labelled, sources
 from rlhf_stages.data.collate import collate_finetune, collate_preference
+from rlhf_stages.data.daily_dialog import to_dialogue
+from rlhf_stages.data.daily_dialog_files import read_dialogues
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.prepare import _Encoder
 from rlhf_stages.data.rank_lists import read_rank_lists
@@ -225,6 +227,41 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
         if not (target / name).is_file() or (target / name).read_bytes() != content:
             (target / name).write_bytes(content)
     return target
+
+
+DIALOGUES = {
+    f"dialogues_{kind}{split}.txt": {"": "Hi , Bob . __eou__ I don ’ t . __eou__\n"}.get(kind, "1 4\n")
+    for split in ("train", "validation", "test")
+    for kind in ("", "act_", "emotion_")
+}
+
+
+def dialogue_inputs(folder: Path) -> st.SearchStrategy[bytes]:
+    """Zip files of DailyDialog, also nested, with wrong bytes, and with texts of wrong bytes."""
+
+    def packed(files: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return file.getvalue()
+
+    whole = [packed(DIALOGUES), packed({"a/train.zip": packed(DIALOGUES)})]
+    texts = [content.encode() for content in DIALOGUES.values()]
+    changed = st.tuples(one_of(sorted(DIALOGUES)), damaged(texts)).map(lambda p: packed(DIALOGUES | {p[0]: p[1]}))
+    inner = damaged(whole[:1]).map(lambda content: packed({"a/train.zip": content}))
+    return st.one_of(damaged(whole), damaged(whole), changed, changed, inner)
+
+
+def read_dialogue_zip(path: Path) -> None:
+    """As the preparation does, dialogue by dialogue."""
+    for _, record in read_dialogues(str(path)):
+        try:
+            dialogue = to_dialogue(record, "\n", keep_tokenization=False)
+        except sources.SkipRecord as skip:
+            assert str(skip)
+        else:
+            assert len(dialogue.utterances) == len(dialogue.acts) == len(dialogue.emotions)
 
 
 # Tensors on disk
@@ -623,6 +660,7 @@ FORMATS: dict[str, Format] = {
     "labels in csv": Format(csv_inputs, as_file("train.csv"), read_labels),
     "parquet": Format(parquet_inputs, as_file("train.parquet"), read_records),
     "save_to_disk": Format(saved_inputs, write_folder, read_records),
+    "daily_dialog zip": Format(dialogue_inputs, as_file("dialogues.zip"), read_dialogue_zip),
     "rank lists": Format(rank_inputs, as_file("dev.tsv"), read_ranks),
     "shard of columns": Format(column_inputs, as_file("shard.pt"), read_shard),
     "shard of dictionaries": Format(dictionary_inputs, as_file("shard.pt"), read_shard),
