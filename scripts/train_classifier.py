@@ -121,7 +121,8 @@ def main(argv: list[str] | None = None) -> Path:
         majority = majority_accuracy(counts, test.label_counts)
         summary |= {**metrics, "test/majority_acc": majority, "test/labels": classes}
         tracker.message(class_table(classes))
-    return keeper.finish(summary, f"give {experiment.dir} to a classifier reward of PPO, or to evaluate.py")
+    reward = f"--reward label=1,type=classifier,model={experiment.dir},label={data.labels[0]}"
+    return keeper.finish(summary, f"python scripts/rlhf_ppo.py --sft_experiment_dir=<sft-dir> {reward}")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,10 @@ def test_a_tutorials_file_means_the_same_here(tmp_path, text, capsys):
     # 0.5 METEOR + 0.5 intent; the two utterances follow each other without anything between them
     meteor, intent = read_specs(args.reward_config, args.reward)
     assert (meteor.kind, meteor.weight(0), intent.kind, intent.weight(0)) == ("meteor", 0.5, "classifier", 0.5)
-    assert intent.options == {"model": CLASSIFIER, "label_key": "act", "text": "turn", "separator": ""}
+    names = "inform|question|directive|commissive"  # acts 1 to 4
+    assert intent.options == {
+        "model": CLASSIFIER, "label_key": "act", "text": "turn", "separator": "", "labels": names
+    }  # fmt: skip
     assert not args.normalize_rewards
     # ten rollouts with too large a KL take the coefficient from 0.2 to 0.244
     control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
@@ -209,7 +212,7 @@ def test_own_rewards_get_their_settings(tmp_path):
 def test_a_classifier_of_ours_reads_what_it_was_trained_on(tmp_path):
     text = f"model_path: s\nreward_class: {{id: NLPReward, args: {{intent_model: {tmp_path}}}}}\n"
     _, intent = read_specs(None, parsed(tmp_path, text)[0].reward)
-    assert "separator" not in intent.options  # the reward's own: a line break
+    assert not {"separator", "labels"} & intent.options.keys()  # the reward's own: a line break; the classifier's names
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,10 @@ def _reward_class(value: Any, context: Context) -> list[str]:
     if reference and start and reference != start:
         raise ValueError(f"the reference is the actor's start (model_path), and cannot be another, {reference!r}")
     part = f"intent=0.5,type=classifier,model={intent},label_key=act,text=turn"
-    # one from train_classifier.py has read the two utterances with a line break between them
-    separator = "" if Path(str(intent)).exists() else ",separator=''"
-    return [*_reward(["meteor=0.5", part + separator], context), *(f"--{setting}" for setting in _NLP_REWARD)]
+    # one from train_classifier.py has names for its labels, and read the two utterances with a line break between them
+    as_there = ",separator='',labels=inform|question|directive|commissive"
+    own = "" if Path(str(intent)).exists() else as_there
+    return [*_reward(["meteor=0.5", part + own], context), *(f"--{setting}" for setting in _NLP_REWARD)]
 
 
 def _reward(parts: list[str], context: Context) -> list[str]:

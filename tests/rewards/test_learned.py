@@ -109,6 +109,27 @@ def test_a_classifier_gives_the_probability_of_a_label_or_whether_it_is_found(co
     assert hard == (probabilities.argmax(1) == 0).float().tolist()
 
 
+def test_a_classifier_whose_labels_are_mere_numbers(context, tmp_path):
+    """As many on the hub are."""
+    numbered = str(save_classifier(tmp_path / "numbered", "llama", num_labels=3))
+    given = {"prompts": SAMPLES.prompts, "responses": SAMPLES.responses, "metadata": SAMPLES.metadata}
+    probabilities = TextClassifier.load(numbered, "cpu").probabilities(SAMPLES.responses)
+    for labels in ("inform|question|directive", ["inform", "question", "directive"]):
+        reward = Classifier(context, numbered, label_key="act", score="probability", labels=labels)
+        assert reward(**given) == pytest.approx([probabilities[0, 1].item(), probabilities[1, 0].item()])
+    assert Classifier(context, numbered, label="LABEL_2")(**given) == pytest.approx(probabilities[:, 2].tolist())
+    with pytest.raises(ValueError, match="2 names for 3 labels"):
+        Classifier(context, numbered, label="a", labels="a|b")
+
+
+def test_names_do_not_change_those_of_the_classifier(context, intent):
+    kept = Classifier(context, intent, label="inform", labels="directive|question|inform")
+    given = {"prompts": SAMPLES.prompts, "responses": SAMPLES.responses, "metadata": SAMPLES.metadata}
+    assert kept(**given) == Classifier(context, intent, label="inform")(**given)
+    with pytest.raises(ValueError, match="calls its own inform, question, directive"):
+        Classifier(context, intent, label="inform", labels="a|b|c")
+
+
 def test_labels_that_a_classifier_does_not_know(context, intent):
     with pytest.raises(ValueError, match="knows no label 'shout', but inform, question, directive"):
         Classifier(context, intent, label="shout")

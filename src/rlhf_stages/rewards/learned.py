@@ -3,6 +3,7 @@
 Legend: B sequences, T tokens, L labels.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ class Classifier:
         score: `probability` or `match`, where it should be the other one.
         text: what it reads: the response, the whole text, or the last utterance of the prompt (`last_turn` of the
             metadata) and the response, joined by `separator`.
+        labels: names, in order, for a model that calls its labels LABEL_0, LABEL_1 ...; a list, or text with | between.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Classifier:
         score: Literal["probability", "match"] | None = None,
         text: Literal["response", "turn", "whole"] = "response",
         separator: str = "\n",
+        labels: Sequence[str] | str = (),
     ) -> None:
         if (label is None) == (label_key is None):
             raise ValueError("give it `label: a name`, or `label_key: the metadata that name it`")
@@ -99,8 +102,9 @@ class Classifier:
         self._classifier = TextClassifier.load(
             str(self.checkpoint or model), str(context.device), trust_remote_code=context.model_args.trust_remote_code
         )
-        if label is not None and label not in self._classifier.labels:
-            raise ValueError(f"{model} knows no label {label!r}, but {', '.join(self._classifier.labels)}")
+        self._labels = _named(self._classifier.labels, labels.split("|") if isinstance(labels, str) else list(labels))
+        if label is not None and label not in self._labels:
+            raise ValueError(f"{model} knows no label {label!r}, but {', '.join(self._labels)}")
         self._label, self._label_key, self._text, self._separator = label, label_key, text, separator
         self._matches = (label_key is not None) if score is None else score == "match"
 
@@ -116,12 +120,12 @@ class Classifier:
 
     def _index(self, facts: Mapping[str, Any]) -> int:
         label = self._label if self._label_key is None else facts.get(self._label_key)
-        if label not in self._classifier.labels:
+        if label not in self._labels:
             raise ValueError(
                 f"the metadata's {self._label_key!r} is {label!r}, which is not among the labels"
-                f" {', '.join(self._classifier.labels)}"
+                f" {', '.join(self._labels)}"
             )
-        return self._classifier.labels.index(str(label))
+        return self._labels.index(str(label))
 
     def _texts(
         self, prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -132,6 +136,17 @@ class Classifier:
             return [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         last = [str(facts.get("last_turn", prompt)) for prompt, facts in zip(prompts, metadata, strict=True)]
         return [self._separator.join(pair) for pair in zip(last, responses, strict=True)]
+
+
+def _named(own: list[str], given: list[str]) -> list[str]:
+    """The names of a classifier's labels: its own, unless they are mere numbers."""
+    if not all(re.fullmatch(r"LABEL_\d+", name) for name in own):
+        if given and set(given) != set(own):
+            raise ValueError(f"labels: {', '.join(given)}, but the classifier calls its own {', '.join(own)}")
+        return own
+    if given and len(given) != len(own):
+        raise ValueError(f"labels: {len(given)} names for {len(own)} labels")
+    return given or own
 
 
 def local_folder(path: str) -> Path | None:
