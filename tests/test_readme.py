@@ -13,7 +13,8 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     line.strip()
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for page in ("README.md", "docs/rewards.md")
+    for block in re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip()
 ]
