@@ -1,5 +1,12 @@
 """Numbers that other programs count, checked against the libraries' own documentation and by hand."""
 
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from multiprocessing import get_context
+
 import pytest
 import sacrebleu
 from nltk.tokenize import NLTKWordTokenizer
@@ -20,6 +27,10 @@ REFERENCES = [
     "A child runs to the house.",
     "Nobody said a thing.",
 ]
+
+WORDS = re.findall(
+    r"\w+", "run child house go big small see say good bad home work day time way man woman eat drink well fast set"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +60,52 @@ def test_meteor_by_hand():
     assert meteor(["blue sky"], ["blue sky tomorrow"]) == [pytest.approx(score)]
 
 
-def test_without_wordnet_the_message_says_what_to_do(tmp_path, monkeypatch):
-    import nltk.corpus
+def test_real_dialogues_score_as_nltk_alone_has_it(shared_data):
+    from nltk.corpus import wordnet
+
+    lines = (shared_data / "dailydialog/test/dialogues_test.txt").read_text(encoding="utf-8").splitlines()[:25]
+    turns = [turn.strip() for line in lines for turn in line.split("__eou__") if turn.strip()]
+    plain = [single_meteor_score(text_metrics.words(b), text_metrics.words(a)) for a, b in pairwise(turns)]
+    assert type(text_metrics._lexicon()) is not type(wordnet)
+    assert meteor(turns[:-1], turns[1:]) == plain
+    assert sum(score > 0 for score in plain) > 100
+
+
+@contextmanager
+def fresh_lexicon():
+    text_metrics._lexicon.cache_clear()
+    try:
+        yield
+    finally:
+        text_metrics._lexicon.cache_clear()
+
+
+def test_threads_and_forks_score_alike():
+    texts = [f"{word} {other}" for word, other in zip(WORDS, reversed(WORDS), strict=True)]
+    references = texts[1:] + texts[:1]
+    expected = meteor(texts, references)
+    with fresh_lexicon():
+        meteor(["warm"], ["warm"])
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: meteor(texts, references), range(4))) == [expected] * 4
+    with fresh_lexicon():
+        meteor(["warm"], ["warm"])
+        lexicon = text_metrics._lexicon()
+        with lexicon._lock, get_context("fork").Pool(2) as pool:  # as if a thread looked something up
+            found = pool.starmap_async(meteor, [(texts, references)] * 4).get(timeout=60)
+    assert found == [expected] * 4
+
+
+@pytest.mark.parametrize("left_out", ["", "lexnames", "data.noun"])
+def test_without_wordnet_the_message_says_what_to_do(tmp_path, monkeypatch, wordnet, left_out):
     import nltk.data
 
-    class Gone:
-        def ensure_loaded(self):
-            raise LookupError
-
-    monkeypatch.setattr(nltk.corpus, "wordnet", Gone())
-    monkeypatch.setattr(text_metrics, "_wordnet", text_metrics._wordnet.__wrapped__)
-    with pytest.raises(FileNotFoundError, match="make nltk-data"):
+    if left_out:
+        there = wordnet / "corpora" / "wordnet"
+        shutil.copytree(there, tmp_path / "corpora" / "wordnet", ignore=shutil.ignore_patterns(left_out))
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    with fresh_lexicon(), pytest.raises(FileNotFoundError, match=f"{left_out}.*make nltk-data"):
         meteor(["a"], ["b"])
 
 

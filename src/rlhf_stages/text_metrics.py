@@ -1,14 +1,19 @@
 """Texts compared with references; libraries do the counting."""
 
 import os
+import threading
+import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 # where `make nltk-data` puts WordNet
 NLTK_DATA = Path("nltk_data")
+# words and references come again, and to stem, look up or part one takes longer than all the rest
+_REMEMBERED = 2**16
 
 
 def meteor(responses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -20,9 +25,13 @@ def meteor(responses: Sequence[str], references: Sequence[str]) -> list[float]:
     """
     from nltk.translate.meteor_score import single_meteor_score
 
-    stemmer, wordnet, words = _stemmer(), _wordnet(), _tokenizer().tokenize
+    lexicon = _lexicon()
     return [
-        float(single_meteor_score(words(reference), words(response), stemmer=stemmer, wordnet=wordnet))
+        float(
+            single_meteor_score(
+                words(reference), words(response), stemmer=lexicon, wordnet=lexicon, alpha=0.9, beta=3.0, gamma=0.5
+            )
+        )
         for response, reference in zip(responses, references, strict=True)
     ]
 
@@ -76,51 +85,90 @@ def bleu_of_counts(counts: Sequence[float]) -> float:
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
     """Different n-grams of words per n-gram, over all texts together (Li et al. 2016); 0 where there is none."""
-    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    grams = [tuple(text[i : i + n]) for text in map(str.split, texts) for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def words(text: str) -> tuple[str, ...]:
+    """Words and punctuation as nltk's word tokenizer parts them, which needs no data, unlike `word_tokenize`."""
+    return tuple(_tokenizer().tokenize(text))
 
 
 @cache
 def _tokenizer() -> Any:
-    from nltk.tokenize import NLTKWordTokenizer  # needs no data, unlike word_tokenize
+    from nltk.tokenize import NLTKWordTokenizer
 
     return NLTKWordTokenizer()
 
 
+class _Name(NamedTuple):
+    text: str
+
+    def name(self) -> str:
+        return self.text
+
+
+class _Synonyms(NamedTuple):
+    """One synset in place of all that a word has: METEOR only asks them for the names of their lemmas."""
+
+    names: tuple[_Name, ...]
+
+    def lemmas(self) -> tuple[_Name, ...]:
+        return self.names
+
+
+class _Lexicon:
+    """What METEOR asks of a stemmer and of WordNet, remembered; for all threads, and for processes forked from here."""
+
+    def __init__(self, wordnet: Any) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self._wordnet = wordnet
+        self._renew_lock()
+        if hasattr(os, "register_at_fork"):  # a lock that another thread holds at a fork is never free in the child
+            os.register_at_fork(after_in_child=self._renew_lock)
+        self.stem = lru_cache(maxsize=_REMEMBERED)(PorterStemmer().stem)
+        self.synsets = lru_cache(maxsize=_REMEMBERED)(self._look_up)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def _look_up(self, word: str) -> tuple[_Synonyms]:
+        with self._lock:  # a look-up moves the reader's place in its files
+            names = {lemma.name() for synset in self._wordnet.synsets(word) for lemma in synset.lemmas()}
+        return (_Synonyms(tuple(_Name(name) for name in names if "_" not in name)),)
+
+
 @cache
-def _stemmer() -> Any:
-    from nltk.stem.porter import PorterStemmer
-
-    class Remembering(PorterStemmer):  # type: ignore[misc]
-        """The same words come again and again."""
-
-        @lru_cache(maxsize=2**16)  # noqa: B019  # there is one, for good
-        def stem(self, word: str, to_lowercase: bool = True) -> str:
-            return str(super().stem(word, to_lowercase))
-
-    return Remembering()
-
-
-class _WordNet:
-    """The part of nltk's WordNet that METEOR asks for, remembered."""
-
-    def __init__(self, reader: Any) -> None:
-        self.synsets = lru_cache(maxsize=2**16)(reader.synsets)
-
-
-@cache
-def _wordnet() -> _WordNet:
+def _lexicon() -> _Lexicon:
     import nltk.data
-    from nltk.corpus import wordnet
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader
 
-    # nltk itself looks at the variable only when it is imported
-    own = os.environ.get("NLTK_DATA", str(NLTK_DATA.resolve())).split(os.pathsep)
-    nltk.data.path[:0] = [path for path in own if path and path not in nltk.data.path]
+    class InMemory(WordNetCorpusReader):  # type: ignore[misc]
+        """WordNet with its files in memory, where a forked process has a place of its own in them, and without the
+        tables for other languages, which would take more time than the rest.
+        """
+
+        def open(self, file: str) -> StringIO:
+            with super().open(file) as stream:
+                return StringIO(stream.read())
+
+        def map_wn(self, version: str = "wordnet") -> None:
+            return None
+
+    # nltk itself looks at the variable only when it is imported, and opens nothing outside of these places
+    own = [path for path in os.environ.get("NLTK_DATA", str(NLTK_DATA.resolve())).split(os.pathsep) if path]
+    nltk.data.path[:0] = [path for path in own if path not in nltk.data.path]
     try:
-        wordnet.ensure_loaded()
-    except LookupError:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The multilingual functions")
+            reader = InMemory(nltk.data.find("corpora/wordnet"), None)
+        reader.synsets("well")  # noun, verb, adjective and adverb: opens the files of all four
+        return _Lexicon(reader)
+    except (OSError, LookupError, ValueError) as error:
+        reason = "" if isinstance(error, LookupError) else f" ({type(error).__name__}: {error})"
         raise FileNotFoundError(
-            "METEOR needs WordNet, and nltk finds none: `make nltk-data` fetches it into ./nltk_data, or set NLTK_DATA"
-            " to the folder that holds corpora/wordnet"
+            f"METEOR needs WordNet, and nltk finds none{reason}: `make nltk-data` fetches it into ./nltk_data, or set"
+            " NLTK_DATA to the folder that holds corpora/wordnet"
         ) from None
-    return _WordNet(wordnet)
