@@ -60,6 +60,22 @@ def test_meteor_by_hand():
     assert meteor(["blue sky"], ["blue sky tomorrow"]) == [pytest.approx(score)]
 
 
+def test_words_of_the_example_of_nltk():
+    # the documentation of nltk.tokenize.word_tokenize, which finds sentences with a model
+    text = "Good muffins cost $3.88\nin New York.  Please buy me two of them.\n\nThanks."
+    expected = "Good muffins cost $ 3.88 in New York . Please buy me two of them . Thanks ."
+    assert " ".join(text_metrics.words(text)) == expected
+
+
+def test_a_full_stop_is_a_word_wherever_its_sentence_ends():
+    assert text_metrics.words('"Go." he said (now.) Well... version 2.0 is it. ') == (
+        "``", "Go", ".", "''", "he", "said", "(", "now", ".", ")", "Well", "...", "version", "2.0", "is", "it", ".",
+    )  # fmt: skip
+    # (precision, recall) = (2/4, 2/3) in one piece: `yes .` counts although another sentence follows it
+    score = (2 / 4) * (2 / 3) / (0.9 * 2 / 4 + 0.1 * 2 / 3) * (1 - 0.5 / 8)
+    assert meteor(["Yes. Good dog"], ["quite yes."]) == [pytest.approx(score)]
+
+
 def test_real_dialogues_score_as_nltk_alone_has_it(shared_data):
     from nltk.corpus import wordnet
 
