@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             columns = with_intervals({name: measures for name, (measures, _) in found.items()}, weights)
             whole = {name: numbers for name, (_, numbers) in found.items()}
             results |= {"summary": columns, "whole": whole}
-            title += f"; {settings_line(generation, args)}"
+            title += f"; {settings_line(generation, args, len(records))}"
             table = interval_table(columns, whole, markdown=False)
             if args.markdown:
                 write_text(Path(args.markdown), [f"{title}\n\n", interval_table(columns, whole, markdown=True), "\n"])

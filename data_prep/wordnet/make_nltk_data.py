@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fetch WordNet, which METEOR needs, into a folder that NLTK reads.
 
-From Debian's packages wordnet-base and wordnet-sense-index, which nothing is installed of; where there is no apt-get,
-from NLTK's own downloader.
+From Debian's packages wordnet-base and wordnet-sense-index, as they are installed or else fetched and unpacked in a
+temporary folder; where there is no apt-get, from NLTK's own downloader.
 """
 
 import gzip
@@ -18,6 +18,7 @@ from rlhf_stages.args import NltkDataArgs
 from rlhf_stages.cli import parse, run
 
 PACKAGES = ("wordnet-base", "wordnet-sense-index")
+SYSTEM = Path("/usr/share")
 WANTED = ("*.exc", "data.*", "index.*", "cntlist.rev")
 # what NLTK opens
 FILES = [f"{kind}.{part}" for kind in ("data", "index") for part in ("noun", "verb", "adj", "adv")]
@@ -33,7 +34,7 @@ def main() -> None:
         print(f"{folder} is there")
         return
     problems = []
-    for fetch in (from_debian, from_nltk):
+    for fetch in (from_installed, from_debian, from_nltk):
         try:
             fetch(folder)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -50,6 +51,11 @@ def is_whole(folder: Path) -> bool:
     return all((folder / name).is_file() for name in FILES)
 
 
+def from_installed(folder: Path) -> None:
+    """Copy what is installed."""
+    copy_files(SYSTEM, folder)
+
+
 def from_debian(folder: Path) -> None:
     """Download and unpack the packages in a temporary folder, and copy what NLTK reads."""
     with tempfile.TemporaryDirectory() as name:
@@ -60,16 +66,21 @@ def from_debian(folder: Path) -> None:
         call([*apt, "download", *PACKAGES], scratch)
         for package in scratch.glob("*.deb"):
             call(["dpkg-deb", "-x", str(package), str(scratch / "files")], scratch)
-        temporary = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for pattern in WANTED:
-            for file in (scratch / "files" / "usr" / "share" / "wordnet").glob(pattern):
-                shutil.copy(file, temporary)
-        page = scratch / "files" / "usr" / "share" / "man" / "man5" / "lexnames.5WN.gz"
-        (temporary / "lexnames").write_text(lexnames(gzip.decompress(page.read_bytes()).decode()), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+        copy_files(scratch / "files" / "usr" / "share", folder)
+
+
+def copy_files(share: Path, folder: Path) -> None:
+    """Copy what NLTK reads of the packages' files; nothing where the manual page is missing."""
+    names = lexnames(gzip.decompress((share / "man" / "man5" / "lexnames.5WN.gz").read_bytes()).decode())
+    temporary = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for pattern in WANTED:
+        for file in (share / "wordnet").glob(pattern):
+            shutil.copy(file, temporary)
+    (temporary / "lexnames").write_text(names, encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
 
 
 def lexnames(page: str) -> str:

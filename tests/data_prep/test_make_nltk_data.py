@@ -18,7 +18,9 @@ PAGE = (
 def script(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["make_nltk_data.py"])
-    return load_script("data_prep/wordnet/make_nltk_data.py")
+    script = load_script("data_prep/wordnet/make_nltk_data.py")
+    monkeypatch.setattr(script, "SYSTEM", tmp_path / "share")
+    return script
 
 
 def packages(script, page=PAGE):
@@ -30,15 +32,37 @@ def packages(script, page=PAGE):
         if command[0] == "apt-get" and "download" in command:
             (folder / "wordnet-base.deb").touch()
         if command[0] == "dpkg-deb":
-            wordnet, manual = Path(command[3]) / "usr/share/wordnet", Path(command[3]) / "usr/share/man/man5"
-            for path in (wordnet, manual):
-                path.mkdir(parents=True, exist_ok=True)
-            for name in script.FILES:
-                if name != "lexnames":
-                    (wordnet / name).write_text(name)
-            (manual / "lexnames.5WN.gz").write_bytes(gzip.compress(page.encode()))
+            fill(script, Path(command[3]) / "usr/share", page)
 
     return call, called
+
+
+def fill(script, share, page=PAGE):
+    """The files of both packages."""
+    for path in (share / "wordnet", share / "man/man5"):
+        path.mkdir(parents=True, exist_ok=True)
+    for name in script.FILES:
+        if name != "lexnames":
+            (share / "wordnet" / name).write_text(name)
+    (share / "man/man5/lexnames.5WN.gz").write_bytes(gzip.compress(page.encode()))
+
+
+def test_installed_packages_need_no_network(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "call", lambda command, folder: pytest.fail(command[0]))
+    fill(script, tmp_path / "share")
+    script.main()
+    assert {path.name for path in (tmp_path / "nltk_data/corpora/wordnet").iterdir()} == set(script.FILES)
+
+
+@pytest.mark.parametrize("lacks", ["wordnet/index.sense", "man/man5/lexnames.5WN.gz"])
+def test_what_is_installed_in_part_is_fetched(script, monkeypatch, tmp_path, lacks):
+    call, called = packages(script)
+    monkeypatch.setattr(script, "call", call)
+    fill(script, tmp_path / "share")
+    (tmp_path / "share" / lacks).unlink()
+    script.main()
+    assert called == ["apt-get", "apt-get", "dpkg-deb"]
+    assert {path.name for path in (tmp_path / "nltk_data/corpora/wordnet").iterdir()} == set(script.FILES)
 
 
 def test_from_packages_with_the_file_that_they_lack(script, monkeypatch, tmp_path, capsys):

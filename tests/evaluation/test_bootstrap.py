@@ -48,5 +48,13 @@ def test_measures_by_hand():
     assert "change" not in table["one"]["mean"]
 
 
+def test_one_prompt_has_values_and_no_intervals():
+    columns = {"a": {"m": mean_of([2.0])}, "b": {"m": mean_of([5.0])}}
+    assert with_intervals(columns, resample(1, 10, seed=0)) == {
+        "a": {"m": {"value": 2.0}},
+        "b": {"m": {"value": 5.0, "change": 3.0}},
+    }
+
+
 def test_an_interval_holds_the_middle_95_percent():
     assert interval(torch.arange(1001, dtype=torch.float64)) == pytest.approx((25.0, 975.0))

@@ -1,5 +1,6 @@
+from rlhf_stages.args import EvaluateArgs, GenerationArgs
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.evaluation.table import comparison_table, interval_table, side_by_side
+from rlhf_stages.evaluation.table import comparison_table, interval_table, settings_line, side_by_side
 
 
 def reply(prompt, text, gold=None):
@@ -36,6 +37,20 @@ def test_long_replies_are_wrapped_under_their_name():
     assert " ".join(line[5:] for line in lines[1:]).split() == ["word"] * 30
 
 
+def test_a_change_of_a_negative_number_keeps_its_sign_and_one_prompt_has_no_interval():
+    columns = {"a": {"x": {"value": -2.0}}, "b": {"x": {"value": -1.0, "change": 1.0}}}
+    assert interval_table(columns, {}, markdown=True).splitlines()[2] == "| x | -2.000 | -1.000 (+50.0 %) |"
+
+
+def test_how_the_replies_were_drawn():
+    args = EvaluateArgs(experiment_dirs=["a"], suite="dialogue")
+    assert settings_line(GenerationArgs(max_new_tokens=20, min_new_tokens=2, top_k=20), args, 9).startswith(
+        "temperature 1, top-k 20, top-p 1, 2 to 20 tokens, seed 42; ± is half of the 95 % interval of 1,000 resamples"
+    )
+    beams = settings_line(GenerationArgs(do_sample=False, num_beams=4), args, 1)
+    assert beams.startswith("most probable token, 4 beams, 0 to 128 tokens, seed 42; one prompt")
+
+
 def test_a_table_of_values_intervals_and_changes():
     entry = {"value": 0.5, "low": 0.4, "high": 0.6}
     columns = {
@@ -50,10 +65,10 @@ def test_a_table_of_values_intervals_and_changes():
     assert interval_table(columns, whole, markdown=True).splitlines() == [
         "|  | sft | ppo | human |",
         "| --- | --- | --- | --- |",
-        "| METEOR | 0.500 ±0.100 | 0.600 ±0.030 (+20.0 %) | - |",
+        "| METEOR | 0.500 ±0.100 | 0.600 ±0.030 (+20.0 %, +0.0 to +40.0) | - |",
         "| zero | 0.000 ±0.000 | 1.000 ±0.000 | - |",
         "| distinct-1 | 0.250 | - | 0.750 |",
     ]
     lines = interval_table(columns, whole, markdown=False).splitlines()
     assert len({len(line) for line in lines}) == 1
-    assert lines[1].split() == ["METEOR", "0.500", "±0.100", "0.600", "±0.030", "(+20.0", "%)"]
+    assert lines[1].split() == ["METEOR", "0.500", "±0.100", "0.600", "±0.030", "(+20.0", "%,", "+0.0", "to", "+40.0)"]

@@ -44,10 +44,15 @@ def test_policies_are_compared_with_the_datas_responses(tiny_run, tmp_path, caps
     assert json.loads((tmp_path / "t.json").read_text())["whole"] == results["whole"]
 
 
-def test_one_prompt_is_a_table_too(tiny_run, wordnet):
+def test_one_prompt_is_a_table_without_intervals(tiny_run, wordnet, capsys):
     results = evaluate(tiny_run, "--num_prompts=1")
-    entry = results["summary"]["sft"]["perplexity"]
-    assert entry["low"] == entry["high"] == pytest.approx(entry["value"])
+    first, second, _ = results["summary"].values()
+    assert list(first["perplexity"]) == ["value"]
+    assert second["perplexity"].keys() == {"value", "change"}
+    output = capsys.readouterr().out
+    assert "one prompt says nothing of how far others are from it: no intervals" in output
+    assert "±" not in output
+    assert "nan" not in output
 
 
 def test_what_the_suite_cannot_do(tiny_run, tmp_path, capsys):

@@ -51,7 +51,7 @@ def with_intervals(columns: Mapping[str, Mapping[str, Measure]], weights: Tensor
 
     Returns:
         {column: {measure: {"value", "low", "high", "change", "change_low", "change_high"}}}; the change is missing in
-        the first column, and where that one lacks the measure.
+        the first column, and where that one lacks the measure. One prompt has values, and no intervals.
     """
     first: dict[str, tuple[float, Tensor]] = {}
     table: dict[str, dict[str, Any]] = {}
@@ -60,13 +60,15 @@ def with_intervals(columns: Mapping[str, Mapping[str, Measure]], weights: Tensor
         for name, measure in measures.items():
             value = measure.value(measure.counts.sum(0))
             draws = torch.tensor([measure.value(sums) for sums in weights @ measure.counts], dtype=torch.float64)
-            low, high = interval(draws)
-            entry = {"value": value, "low": low, "high": high}
+            entry = {"value": value}
             if number == 0:
                 first[name] = value, draws
             elif name in first:
                 entry["change"] = value - first[name][0]
-                entry["change_low"], entry["change_high"] = interval(draws - first[name][1])
+            if weights.shape[1] > 1:
+                entry["low"], entry["high"] = interval(draws)
+                if "change" in entry:
+                    entry["change_low"], entry["change_high"] = interval(draws - first[name][1])
             table[column][name] = entry
     return table
 

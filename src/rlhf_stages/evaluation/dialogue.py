@@ -74,7 +74,9 @@ def measures(
     """What the suite says of a policy: measures that can be resampled by prompt, and numbers of the whole set.
 
     `replies` are one to each record. ROUGE, METEOR, BLEU and intent lie between 0 and 1. Perplexity is that of the
-    references under the policy: exp of the mean negative log-likelihood of a token.
+    references under the policy: exp of the mean negative log-likelihood of a token given its prompt and what of the
+    reference stands before it. RL4LMs, by whose settings OpenRL's table seems to be made, joins all reference texts by
+    blank lines and goes through them in strides of 128 tokens, without prompts: its perplexities are other numbers.
     """
     texts = [reply.text for reply in replies]
     found = {kind: mean_of(values) for kind, values in all_rouge(texts, references).items() if kind in ROUGE_KINDS}
@@ -83,7 +85,8 @@ def measures(
     found["SacreBLEU"] = Measure(counts, lambda sums: bleu_of_counts(sums.tolist()))
     if classifier is not None:
         found["intent accuracy"] = mean_of(intent_matches(texts, records, classifier, label_key))
-    found["perplexity"] = ratio_of(*nll, of=math.exp)
+    if sum(nll[1]):  # responses may be cut to nothing
+        found["perplexity"] = ratio_of(*nll, of=math.exp)
     found["mean length (words)"] = mean_of([len(text.split()) for text in texts])
     found["mean length (tokens)"] = mean_of([reply.tokens for reply in replies])
     found["KL to the first (nats)"] = mean_of([reply.kl for reply in replies])

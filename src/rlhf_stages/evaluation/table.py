@@ -7,6 +7,8 @@ from rlhf_stages.args import EvaluateArgs, GenerationArgs
 from rlhf_stages.evaluation.policies import Reply
 from rlhf_stages.terminal import printable
 
+_CHANGES = ("change", "change_low", "change_high")
+
 
 def comparison_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """A row per number, a column per policy."""
@@ -54,21 +56,29 @@ def interval_table(
     )
 
 
-def settings_line(generation: GenerationArgs, args: EvaluateArgs) -> str:
+def settings_line(generation: GenerationArgs, args: EvaluateArgs, prompts: int) -> str:
     """How the replies were drawn, and what the intervals are."""
     drawn = f"temperature {generation.temperature:g}, top-k {generation.top_k}, top-p {generation.top_p:g}"
+    drawn = drawn if generation.do_sample else "most probable token"
+    beams = f", {generation.num_beams} beams" if generation.num_beams > 1 else ""
+    intervals = (
+        f"± is half of the 95 % interval of {args.bootstrap_samples:,} resamples of the prompts, in brackets the change"
+        " to the first and the interval of the change"
+    )
     return (
-        f"{drawn if generation.do_sample else 'most probable token'}, {generation.min_new_tokens} to"
-        f" {generation.max_new_tokens} tokens, seed {args.seed}; ± is half of the 95 % interval of"
-        f" {args.bootstrap_samples:,} resamples of the prompts, in brackets the change to the first"
+        f"{drawn}{beams}, {generation.min_new_tokens} to {generation.max_new_tokens} tokens, seed {args.seed};"
+        f" {intervals if prompts > 1 else 'one prompt says nothing of how far others are from it: no intervals'}"
     )
 
 
 def _with_change(entry: Mapping[str, float], first: Mapping[str, float] | None) -> str:
-    text = f"{entry['value']:.3f} ±{(entry['high'] - entry['low']) / 2:.3f}"
+    text = f"{entry['value']:.3f}"
+    if "low" in entry:
+        text += f" ±{(entry['high'] - entry['low']) / 2:.3f}"
     if "change" not in entry or first is None or not first["value"]:
         return text
-    return f"{text} ({100 * entry['change'] / first['value']:+.1f} %)"
+    change, *interval = (100 * entry[name] / abs(first["value"]) for name in _CHANGES if name in entry)
+    return f"{text} ({change:+.1f} %{', {:+.1f} to {:+.1f}'.format(*interval) if interval else ''})"
 
 
 def side_by_side(replies: Mapping[str, Sequence[Reply]], count: int, width: int = 92) -> str:
