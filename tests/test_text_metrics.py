@@ -2,10 +2,9 @@
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import subprocess
+import sys
 from itertools import pairwise
-from multiprocessing import get_context
 
 import pytest
 import sacrebleu
@@ -87,29 +86,38 @@ def test_real_dialogues_score_as_nltk_alone_has_it(shared_data):
     assert sum(score > 0 for score in plain) > 100
 
 
-@contextmanager
-def fresh_lexicon():
+# in a program of its own: a fork of pytest's process, which has threads of everybody, may wait for ever
+THREADS_AND_FORKS = f"""
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from rlhf_stages import text_metrics
+
+texts = [f"{{a}} {{b}}" for a, b in zip({WORDS}, reversed({WORDS}), strict=True)]
+references = texts[1:] + texts[:1]
+expected = text_metrics.meteor(texts, references)
+
+def score(_):
+    return text_metrics.meteor(texts, references)
+
+def fresh():
     text_metrics._lexicon.cache_clear()
-    try:
-        yield
-    finally:
-        text_metrics._lexicon.cache_clear()
+    text_metrics.meteor(["warm"], ["warm"])
+
+fresh()
+with ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(score, range(4))) == [expected] * 4
+fresh()
+with text_metrics._lexicon()._lock:  # as if a thread looked something up
+    pool = ProcessPoolExecutor(2, mp_context=get_context("fork"))
+    found = [pool.submit(score, i) for i in range(4)]
+assert [task.result(timeout=60) for task in found] == [expected] * 4
+"""
 
 
 def test_threads_and_forks_score_alike():
-    texts = [f"{word} {other}" for word, other in zip(WORDS, reversed(WORDS), strict=True)]
-    references = texts[1:] + texts[:1]
-    expected = meteor(texts, references)
-    with fresh_lexicon():
-        meteor(["warm"], ["warm"])
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda _: meteor(texts, references), range(4))) == [expected] * 4
-    with fresh_lexicon():
-        meteor(["warm"], ["warm"])
-        lexicon = text_metrics._lexicon()
-        with lexicon._lock, get_context("fork").Pool(2) as pool:  # as if a thread looked something up
-            found = pool.starmap_async(meteor, [(texts, references)] * 4).get(timeout=60)
-    assert found == [expected] * 4
+    command = [sys.executable, "-c", THREADS_AND_FORKS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("left_out", ["", "lexnames", "data.noun"])
@@ -121,7 +129,8 @@ def test_without_wordnet_the_message_says_what_to_do(tmp_path, monkeypatch, word
         shutil.copytree(there, tmp_path / "corpora" / "wordnet", ignore=shutil.ignore_patterns(left_out))
     monkeypatch.setattr(nltk.data, "path", [])
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
-    with fresh_lexicon(), pytest.raises(FileNotFoundError, match=f"{left_out}.*make nltk-data"):
+    monkeypatch.setattr(text_metrics, "_lexicon", text_metrics._lexicon.__wrapped__)  # not the remembered one
+    with pytest.raises(FileNotFoundError, match=f"{left_out}.*make nltk-data"):
         meteor(["a"], ["b"])
 
 
