@@ -8,7 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from rlhf_stages.rewards.composite import Part, response_scores
 from rlhf_stages.rewards.external import Http, Process
+from rlhf_stages.rewards.spec import RewardSpec
+from rlhf_stages.rollout.texts import Samples
 
 BATCH = {
     "prompts": ["ask\n", "请"],
@@ -134,6 +137,15 @@ def test_an_endpoint_is_not_asked_again_after_what_will_not_pass(server):
     assert len(seen) == 1
     with pytest.raises(ValueError, match="http:// or https://"):
         Http("file:///etc/passwd")
+
+
+def test_the_endpoint_of_a_part_is_not_asked_for_single_responses(server):
+    url, answers, seen = server
+    answers.append((404, "nothing here"))
+    part = Part(RewardSpec("far", "http"), Http(url, wait=0.01))
+    with pytest.raises(ValueError, match=r"reward 'far' failed: .* status 404 .*; response 0 was 'one two'"):
+        response_scores(part, Samples(**BATCH, pieces=[None, None]))
+    assert len(seen) == 1
 
 
 def test_an_endpoint_that_nobody_serves():

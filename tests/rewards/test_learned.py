@@ -8,7 +8,8 @@ from rlhf_stages.args import ModelArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.data.tokenizer import load_tokenizer
 from rlhf_stages.models.classifier import TextClassifier
-from rlhf_stages.rewards.composite import make_rewards
+from rlhf_stages.rewards import composite
+from rlhf_stages.rewards.composite import Part, Rewards, make_rewards
 from rlhf_stages.rewards.learned import Classifier, RewardContext, RewardModel
 from rlhf_stages.rewards.spec import RewardSpec
 from rlhf_stages.rollout.collect import join
@@ -54,6 +55,21 @@ def test_a_reward_model_with_the_actors_tokenizer_reads_the_ids(context, tmp_pat
     texts = zip(PROMPTS, RESPONSES, strict=True)
     rows = [[1, *encode(prompt)["input_ids"], *encode(response)["input_ids"]] for prompt, response in texts]
     assert found.tolist() == pytest.approx([alone(tmp_path, [*rows[0], 2]), alone(tmp_path, rows[1])], abs=1e-5)
+
+
+@pytest.mark.parametrize("has_metrics", [False, True])
+def test_texts_are_decoded_where_somebody_reads_them(context, tmp_path, monkeypatch, has_metrics):
+    monkeypatch.setattr(composite, "METRICS", {"mine": len} if has_metrics else {})
+    prompts, responses, samples = batch(context.tokenizer)
+    rewards = make_rewards(
+        [RewardSpec("rm", "reward_model", options={"path": str(save_classifier(tmp_path))})], context
+    )
+    alone = rewards.scorer(context.tokenizer, 1)(prompts, responses, join(prompts, responses))
+    assert list(alone.samples.responses) == (RESPONSES if has_metrics else [])
+    both = Rewards([*rewards.parts, Part(RewardSpec("n", "n"), lambda responses: [len(r) for r in responses])])
+    found = both.scorer(context.tokenizer, 1)(prompts, responses, join(prompts, responses))
+    assert found.samples.prompts == samples.prompts
+    assert torch.equal(found.parts[:, 0], alone.parts[:, 0])
 
 
 def test_a_reward_model_with_another_tokenizer_reads_the_text(context, tmp_path):

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.functional.masking import mean_std, moments
-from rlhf_stages.plugins import REWARDS, call, load_function, where
+from rlhf_stages.plugins import METRICS, REWARDS, call, load_function, where
 from rlhf_stages.rewards import external, text  # noqa: F401  # they register what they have
 from rlhf_stages.rewards.learned import RewardContext, RewardModel
 from rlhf_stages.rewards.spec import RewardSpec
@@ -64,10 +64,12 @@ class Rewards:
         return kept
 
     def scorer(self, tokenizer: PreTrainedTokenizerBase, step: int) -> Scorer:
-        """What `score_responses` calls."""
+        """What `score_responses` calls. Texts are decoded where a part or a plugin's metrics read them."""
+        by_ids = all(isinstance(part.reward, RewardModel) and part.reward.same_ids for part in self.parts)
 
         def read(prompts: PromptBatch, responses: Responses, texts: Texts) -> Scores:
-            samples = samples_of(tokenizer, prompts, responses.ids, responses.mask)
+            unread = by_ids and not METRICS
+            samples = Samples() if unread else samples_of(tokenizer, prompts, responses.ids, responses.mask)
             return self.score(texts, samples, responses.mask, step)
 
         return read
@@ -202,7 +204,8 @@ def _call(part: Part, samples: Samples) -> list[Any]:
     try:
         values = call(part.reward, samples)
     except Exception as error:  # it may be anybody's code
-        row, why = _culprit(part, samples), str(error) if isinstance(error, (ValueError, OSError)) else where(error)
+        row = 0 if isinstance(part.reward, external.Asked) else _culprit(part, samples)  # nobody is asked in vain
+        why = str(error) if isinstance(error, (ValueError, OSError)) else where(error)
         raise _wrong(part, samples, row, f"failed: {why}") from error
     values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
     if not isinstance(values, (list, tuple)) or len(values) != len(samples):

@@ -28,10 +28,6 @@ class _Lost(Exception):
     """No answer this time; another attempt may bring one."""
 
 
-def _question(**texts: Any) -> bytes:
-    return json.dumps(texts).encode() + b"\n"
-
-
 def _scores(answer: bytes, who: str) -> list[Any]:
     try:
         content = json.loads(answer)
@@ -45,8 +41,44 @@ def _scores(answer: bytes, who: str) -> list[Any]:
     return scores
 
 
+class Asked:
+    """A reward that is asked elsewhere.
+
+    Args:
+        who: what is asked, for messages.
+        retries: how often a question is asked again where no answer came.
+        wait: seconds before the second attempt, twice as many before each later one.
+    """
+
+    def __init__(self, who: str, retries: int, wait: float) -> None:
+        self._who, self._retries, self._wait = who, retries, wait
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        references: Sequence[str | None],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[Any]:
+        """What it answers. Raises ValueError where it does not, or says what is wrong."""
+        texts = {"prompts": prompts, "responses": responses, "references": references, "metadata": metadata}
+        question = json.dumps(texts).encode() + b"\n"
+        for attempt in range(self._retries + 1):
+            try:
+                return _scores(self._ask(question), self._who)
+            except _Lost as lost:
+                if attempt == self._retries:
+                    raise ValueError(f"{lost}, {attempt + 1} times") from None
+                time.sleep(self._wait * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _ask(self, question: bytes) -> bytes:
+        """The answer; raises _Lost where none came, and ValueError where none will."""
+        raise NotImplementedError
+
+
 @register_reward("process")
-class Process:
+class Process(Asked):
     """A program that reads a question a line and writes an answer a line; started once, and again if it dies.
 
     Args:
@@ -59,31 +91,19 @@ class Process:
         self._command = shlex.split(command) if isinstance(command, str) else [str(part) for part in command]
         if not self._command:
             raise ValueError("command names no program")
-        self._timeout, self._retries = timeout, retries
+        super().__init__(f"the process {self._command[0]!r}", retries, wait=0.0)
+        self._timeout = timeout
         self._running: _Running | None = None
 
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        responses: Sequence[str],
-        references: Sequence[str | None],
-        metadata: Sequence[Mapping[str, Any]],
-    ) -> list[Any]:
-        """What it answers. Raises ValueError where it does not, or says what is wrong."""
-        question = _question(prompts=prompts, responses=responses, references=references, metadata=metadata)
-        who = f"the process {self._command[0]!r}"
-        for attempt in range(self._retries + 1):
-            try:
-                if self._running is None:
-                    self._running = _Running(self._command)
-                return _scores(self._running.ask(question, self._timeout), who)
-            except _Lost as lost:
-                if self._running is not None:
-                    self._running.end()
-                self._running = None
-                if attempt == self._retries:
-                    raise ValueError(f"{who} {lost}, {attempt + 1} times") from None
-        raise AssertionError("unreachable")
+    def _ask(self, question: bytes) -> bytes:
+        if self._running is None:
+            self._running = _Running(self._command)
+        try:
+            return self._running.ask(question, self._timeout)
+        except _Lost as lost:
+            self._running.end()
+            self._running = None
+            raise _Lost(f"{self._who} {lost}") from None
 
 
 class _Running:
@@ -135,7 +155,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 @register_reward("http")
-class Http:
+class Http(Asked):
     """An endpoint that is sent a question by POST.
 
     Args:
@@ -156,30 +176,13 @@ class Http:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url starts with http:// or https://, got {url!r}")
-        self._url, self._timeout, self._retries, self._wait = url, timeout, retries, wait
+        super().__init__(url, retries, wait)
+        self._timeout = timeout
         own = {name: os.path.expandvars(value) for name, value in (headers or {}).items()}
         self._headers = {"Content-Type": "application/json", **own}
 
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        responses: Sequence[str],
-        references: Sequence[str | None],
-        metadata: Sequence[Mapping[str, Any]],
-    ) -> list[Any]:
-        """What it answers. Raises ValueError where it does not, or says what is wrong."""
-        question = _question(prompts=prompts, responses=responses, references=references, metadata=metadata)
-        for attempt in range(self._retries + 1):
-            try:
-                return _scores(self._post(question), self._url)
-            except _Lost as lost:
-                if attempt == self._retries:
-                    raise ValueError(f"{self._url}: {lost}, {attempt + 1} times") from None
-                time.sleep(self._wait * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _post(self, question: bytes) -> bytes:
-        request = urllib.request.Request(self._url, data=question, headers=self._headers, method="POST")
+    def _ask(self, question: bytes) -> bytes:
+        request = urllib.request.Request(self._who, data=question, headers=self._headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 content: bytes = answer.read(_LARGEST_ANSWER)
@@ -187,7 +190,8 @@ class Http:
         except urllib.error.HTTPError as error:
             said = f"status {error.code} ({error.read(300).decode(errors='replace').strip()})"
             if error.code in (408, 429) or error.code >= 500:
-                raise _Lost(said) from None
-            raise ValueError(f"{self._url}: {said}") from None
+                raise _Lost(f"{self._who}: {said}") from None
+            raise ValueError(f"{self._who}: {said}") from None
         except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
-            raise _Lost(str(getattr(error, "reason", error)) or type(error).__name__) from None
+            why = str(getattr(error, "reason", error)) or type(error).__name__
+            raise _Lost(f"{self._who}: {why}") from None
