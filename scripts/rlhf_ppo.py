@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stage 3: PPO. The actor of an SFT experiment learns to please the reward model of an RM experiment."""
+"""Stage 3: PPO. The actor of an SFT experiment learns to please a reward model, or any other rewards."""
 
 import math
 import time

@@ -571,6 +571,13 @@ def test_rewards_come_from_file_and_command_line(tmp_path):
     assert (both.reward, both.reward_config) == (["a", "b", "c"], "r.yaml")
     assert both.critic_start == "rm"
     assert parse(PPOArgs, argv=["--sft_experiment_dir=x", "--reward=a"])[0].critic_start == "sft"
+    assert parsed(PPOArgs, *REQUIRED[PPOArgs], "--critic_init=sft").critic_start == "sft"
+
+
+def test_the_help_names_every_start_of_the_critic(capsys):
+    with pytest.raises(SystemExit):
+        parse(PPOArgs, argv=["--help"])
+    assert "--critic_init {auto,rm,sft}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

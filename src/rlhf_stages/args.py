@@ -390,7 +390,8 @@ class PPOArgs(TrainArgs):
     entropy_coeff: float = 0.0  # Weight of the entropy bonus
     early_stop_kl: float = 0.0  # Stop the updates of a rollout at this KL from the sampling policy, in nats; 0 is off
 
-    critic_init: Literal["rm", "sft"] | None = None  # Start of the critic: reward model, if there is one; else actor
+    # The critic starts from the reward model of --rm_experiment_dir, or from the actor; auto: from the first, if given
+    critic_init: Literal["auto", "rm", "sft"] = "auto"
     actor_class: str | None = None  # Own actor, or actor and critic on one trunk: a name that a plugin registers
     critic_class: str | None = None  # Own critic: a name that a plugin registers
     share_actor_critic: bool = flag(False)  # The critic is a head on the actor's trunk: two networks less
@@ -411,7 +412,9 @@ class PPOArgs(TrainArgs):
     @property
     def critic_start(self) -> Literal["rm", "sft"]:
         """Where a critic of its own starts."""
-        return self.critic_init or ("sft" if self.rm_experiment_dir is None else "rm")
+        if self.critic_init == "auto":
+            return "sft" if self.rm_experiment_dir is None else "rm"
+        return self.critic_init
 
     @property
     def kl_control(self) -> str:
