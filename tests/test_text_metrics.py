@@ -15,13 +15,13 @@ from rlhf_stages import text_metrics
 from rlhf_stages.text_metrics import all_rouge, bleu_counts, bleu_of_counts, distinct_n, meteor, rouge, sentence_bleu
 
 RESPONSES = [
-    "It is a guide to action which ensures that the military always obeys the commands of the party.",
+    "This is a plan that makes sure that the crew always follows the rules of the ship.",
     "I'd like two tickets, please!",
     "The children were running home.",
     "",
 ]
 REFERENCES = [
-    "It is a guide to action that ensures that the military will forever heed Party commands.",
+    "This is a plan which makes sure that the crew will ever follow the ship's rules.",
     "Two tickets for me, please.",
     "A child runs to the house.",
     "Nobody said a thing.",
@@ -37,10 +37,9 @@ def _wordnet(wordnet):
     """WordNet has to be there."""
 
 
-def test_meteor_of_the_example_of_nltk():
-    # the documentation of nltk.translate.meteor_score.single_meteor_score: 0.6944 for this pair, without the period
-    found = meteor([RESPONSES[0].removesuffix(".")], [REFERENCES[0].removesuffix(".")])
-    assert found == [pytest.approx(0.6944, abs=5e-5)]
+def test_meteor_of_words_in_two_pieces_and_a_stem():
+    # all five match, `grow` by its stem: F = 1; in two pieces: 1 - 0.5 (2/5)^3
+    assert meteor(["my aunt grows red beans"], ["red beans my aunt grow"]) == [pytest.approx(0.968)]
 
 
 def test_what_is_remembered_changes_no_meteor():
@@ -59,10 +58,9 @@ def test_meteor_by_hand():
     assert meteor(["blue sky"], ["blue sky tomorrow"]) == [pytest.approx(score)]
 
 
-def test_words_of_the_example_of_nltk():
-    # the documentation of nltk.tokenize.word_tokenize, which finds sentences with a model
-    text = "Good muffins cost $3.88\nin New York.  Please buy me two of them.\n\nThanks."
-    expected = "Good muffins cost $ 3.88 in New York . Please buy me two of them . Thanks ."
+def test_words_of_several_sentences():
+    text = "Old boats cost $4.25\nin our town.  Please don't sell me two of them.\n\nBye."
+    expected = "Old boats cost $ 4.25 in our town . Please do n't sell me two of them . Bye ."
     assert " ".join(text_metrics.words(text)) == expected
 
 
