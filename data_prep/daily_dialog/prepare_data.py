@@ -13,7 +13,7 @@ from rlhf_stages.args import DailyDialogArgs
 from rlhf_stages.cli import parse, run
 
 HUB_ID = "daily_dialog"
-QUESTIONS = ("Hi, Jim. How about going for a walk after dinner?", "That sounds good. Where shall we meet?")
+QUESTIONS = ("Hello. Is the library still open?", "Yes, for one more hour. What are you looking for?")
 
 
 def main() -> None:
