@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.rollout.samples import load_example_prompt, log_example
-    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
     # 1. Where to start, and the data
     start, parents = starting_point(model_args.model_name, sft=args.sft_experiment_dir)
@@ -135,7 +135,8 @@ def main(argv: list[str] | None = None) -> Path:
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
-            tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
+            numbers = {"info/time": seconds, "info/lr": rate} | peak_memory(fabric.device)
+            tracker.log(averages.compute() | numbers, step)
         if keeper.evaluates(step):
             progress.metrics = validate(step)
         # the loss and not the accuracy, which knows only the sign of a margin: DPO overfits by its size

@@ -2,7 +2,6 @@
 """Stage 3: PPO. The actor of an SFT experiment learns to please a reward model, or any other rewards."""
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,12 @@ def main(argv: list[str] | None = None) -> Path:
     )
     from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
     from rlhf_stages.rollout.generation import make_sampler
+    from rlhf_stages.rollout.generators import make_generator
     from rlhf_stages.rollout.health import HealthMonitor, health_metrics
-    from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample, sample
+    from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample
     from rlhf_stages.rollout.self_check import self_check
     from rlhf_stages.rollout.statistics import experience_metrics, rollout_metrics
-    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.tracking import Averages, Stopwatch, Tracker, peak_memory
     from rlhf_stages.value_norm import ValueNorm
 
     # 1. Parents, and the prompts
@@ -69,15 +69,16 @@ def main(argv: list[str] | None = None) -> Path:
     )
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
     sampler, group_size = make_sampler(rollout_args, tokenizer), rollout_args.num_return_sequences
+    batch_size, longest = args.rollout_mini_batch_size, loop.longest_prompt(shard, validation)
     if args.advantage_estimator != "gae" and group_size < 2:
         raise ValueError(f"--advantage_estimator={args.advantage_estimator} needs --num_return_sequences of at least 2")
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)
-    plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=args.rollout_mini_batch_size)
+    plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=batch_size)
     model_args = replace(model_args, disable_dropout=True)
     reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
-    check_context(reference, shard.longest_prompt + rollout_args.max_new_tokens)
+    check_context(reference, longest + rollout_args.max_new_tokens)
     rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric)
     actor = own_actor(prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args), args)
     fabric.print(f"actor: {parameter_summary(actor)}")
@@ -89,9 +90,12 @@ def main(argv: list[str] | None = None) -> Path:
         critic = own_critic(prepare_training(critic, model_args), args)
         fabric.print(f"critic: {parameter_summary(critic)}")
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
+    generator = make_generator(
+        actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest), model_args.compile
+    )
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
-    health = HealthMonitor()
+    health, watch = HealthMonitor(), Stopwatch(fabric.device)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
@@ -108,21 +112,23 @@ def main(argv: list[str] | None = None) -> Path:
     progress = keeper.progress
 
     # 4. Rollout: sample from the actor, then let all models and rewards read the result
-    def roll_out(prompts: PromptBatch, step: int) -> Rollout:
-        responses = sample(policy_of(actor), prompts, tokenizer, rollout_args, fabric)
+    def roll_out(batches: list[PromptBatch], step: int) -> Rollout:
         readers = {"actor": actor, "reference": reference, "critic": critic, "scorer": rewards.scorer(tokenizer, step)}
+        with watch("generation"):
+            responses = generator(batches)
+        pairs = zip([prompts.repeat(group_size) for prompts in batches], responses, strict=True)
         with fabric.autocast():
-            return score_responses(
-                prompts.repeat(group_size), responses, **readers, sampler=sampler, value_norm=value_norm
-            )
+            scored = [score_responses(*pair, **readers, sampler=sampler, value_norm=value_norm) for pair in pairs]
+        return concatenate(scored)
 
     # 5. Losses: means over the response tokens of all micro-batches and devices of a step
     def count(batch: Experience) -> torch.Tensor:
         return batch.rollout.response_mask.sum()
 
     def actor_loss_sum(batch: Experience) -> torch.Tensor:
-        logits, values = policy_outputs(actor, batch.rollout.texts, sampler)
-        loss, statistics = policy_objective(batch, logits, args)
+        ids, want_entropies = batch.rollout.response_ids, args.entropy_coeff > 0
+        logprobs, entropies, values = policy_outputs(actor, batch.rollout.texts, ids, sampler, want_entropies)
+        loss, statistics = policy_objective(batch, logprobs, entropies, args)
         averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
         if values is not None:
             loss = loss + args.vf_coeff * value_objective(batch, values, args, value_norm)
@@ -134,8 +140,8 @@ def main(argv: list[str] | None = None) -> Path:
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:
         validated = Averages(fabric)
-        for prompts in validation_batches(validation, args.rollout_mini_batch_size, collate, fabric, args.eval_iters):
-            rollout = rewards.yardstick(roll_out(prompts, step))
+        for prompts in validation_batches(validation, batch_size, collate, fabric, args.eval_iters):
+            rollout = rewards.yardstick(roll_out([prompts], step))
             validated.update(rollout_metrics(rollout, "val") | rewards.means(rollout), weight=len(rollout.scores))
         metrics = validated.compute()
         tracker.log(metrics, step)
@@ -150,7 +156,6 @@ def main(argv: list[str] | None = None) -> Path:
         return update
 
     def learn(step: int, rollout: Rollout, prompt_of_row: list[int]) -> dict[str, float]:
-        started = time.perf_counter()
         global_sum = partial(loop.global_sum, fabric)
         rewards.observe(rollout, global_sum)
         rollout = rewards.combine(rollout, step)
@@ -173,7 +178,7 @@ def main(argv: list[str] | None = None) -> Path:
         kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
         if value_norm is not None:
             value_norm.update(loop.global_sum(fabric, moments(experience.returns, rollout.response_mask)))
-        return metrics | {"info/ppo_time": time.perf_counter() - started}
+        return metrics
 
     # 7. Train: one step is one rollout and its updates
     if progress.step == 0:
@@ -181,17 +186,19 @@ def main(argv: list[str] | None = None) -> Path:
     for step, prompt_batches, records in plan.steps(shard, collate, progress.step):
         if step == 1 and args.self_check:
             some = prompt_batches[0].first(args.micro_batch_size)
-            checked = self_check(actor, reference, some, rollout_args, sampler, tokenizer.pad_token_id, fabric)
+            checked = self_check(actor, reference, some, generator, sampler, fabric)
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
-        started = time.perf_counter()
-        rollout = concatenate([roll_out(prompts, step) for prompts in prompt_batches])
+        watch.lap()  # what a validation took is not part of a step
+        with watch("rollout"):
+            rollout = roll_out(prompt_batches, step)
         prompt_of_row = [record for batch in records for record in batch for _ in range(group_size)]
-        rollout_time = time.perf_counter() - started
         fault, rows = not_finite(rollout)
         if loop.anywhere(fabric, fault is not None):
             keeper.skip(step, fault, [prompt_of_row[row] for row in rows])
         else:
-            metrics = learn(step, rollout, prompt_of_row) | {"info/rollout_time": rollout_time}
+            with watch("ppo"):
+                metrics = learn(step, rollout, prompt_of_row)
+            metrics |= watch.lap() | peak_memory(fabric.device)
             for warning in health.check(metrics, step):
                 tracker.message(f"warning: {warning}")
             if loop.is_due(step, args.log_interval, plan.total_steps):

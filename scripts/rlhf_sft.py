@@ -24,14 +24,14 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
-    from rlhf_stages.functional.losses import sft_loss
+    from rlhf_stages.functional.tokens import sft_loss
     from rlhf_stages.keeper import Keeper
     from rlhf_stages.models.forward import text_logits, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
     from rlhf_stages.rollout.samples import load_example_prompt, log_example
-    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
     # 1. Data: shards of token ids, and the tokenizer that made them
     if model_args.model_name is None:
@@ -107,6 +107,7 @@ def main(argv: list[str] | None = None) -> Path:
             metrics = {
                 "info/tokens_per_seconds": places / seconds,
                 "info/time": seconds,
+                **peak_memory(fabric.device),
                 "info/lr": rate,
             }
             tracker.log({**averages.compute(), **metrics}, step)

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.loading import parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
-    from rlhf_stages.tracking import Averages, Tracker
+    from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
     # 1. Where to start, and the texts
     start = model_args.model_name
@@ -108,7 +108,8 @@ def main(argv: list[str] | None = None) -> Path:
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):
             seconds, started = time.perf_counter() - started, time.perf_counter()
-            tracker.log({**averages.compute(), "info/time": seconds, "info/lr": rate}, step)
+            numbers = {"info/time": seconds, "info/lr": rate} | peak_memory(fabric.device)
+            tracker.log(averages.compute() | numbers, step)
         if keeper.evaluates(step):
             progress.metrics, _ = evaluate(validation, "val", args.eval_iters)
             tracker.log(progress.metrics, step)

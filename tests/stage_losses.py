@@ -11,7 +11,8 @@ from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_labe
 from rlhf_stages.data.labelled import LabelledText
 from rlhf_stages.data.shards import Record
 from rlhf_stages.functional.dpo import dpo_loss
-from rlhf_stages.functional.losses import REWARD_LOSSES, classification_loss, sft_loss
+from rlhf_stages.functional.losses import REWARD_LOSSES, classification_loss
+from rlhf_stages.functional.tokens import sft_loss
 from rlhf_stages.models.classifier import new_classifier
 from rlhf_stages.models.forward import sequence_logprobs, text_logits
 from rlhf_stages.models.loading import load_causal, load_scalar
@@ -170,8 +171,9 @@ class Actor:
         return batch.rollout.response_mask.sum()
 
     def loss_sum(self, model, batch):
-        logits, _ = policy_outputs(model, batch.rollout.texts, plain_sampler(0.7))
-        return policy_objective(batch, logits, self.args)[0]
+        r = batch.rollout
+        logprobs, entropies, _ = policy_outputs(model, r.texts, r.response_ids, plain_sampler(0.7), entropies=True)
+        return policy_objective(batch, logprobs, entropies, self.args)[0]
 
 
 class Critic(Actor):

@@ -27,9 +27,9 @@ from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_pref
 from rlhf_stages.data.shards import atomic_save, open_shard
 from rlhf_stages.functional.advantages import gae, token_rewards
 from rlhf_stages.functional.dpo import dpo_loss
-from rlhf_stages.functional.losses import centering_loss, last_token_reward_loss, score_at, sft_loss
+from rlhf_stages.functional.losses import centering_loss, last_token_reward_loss, score_at
 from rlhf_stages.functional.masking import length_mask, masked_mean, moments, whiten
-from rlhf_stages.functional.ppo import entropy
+from rlhf_stages.functional.tokens import sft_loss
 from rlhf_stages.loop import accumulate
 from rlhf_stages.models.forward import sequence_logprobs, text_logits
 from rlhf_stages.models.scalar import ScalarModel
@@ -344,9 +344,10 @@ def test_two_updates_are_those_of_trl(kind, case):
     entropies, ratios, clipped = [], [], []
 
     def policy_loss_sum(batch):
-        logits, _ = policy_outputs(actor[0], rollout.texts, sampler_of(settings))
-        loss, statistics = policy_objective(batch, logits, args)
-        entropies.append(masked_mean(entropy(logits.detach()), mask))
+        ids, sampler = rollout.response_ids, sampler_of(settings)
+        logprobs, entropy, _ = policy_outputs(actor[0], rollout.texts, ids, sampler, entropies=True)
+        loss, statistics = policy_objective(batch, logprobs, entropy, args)
+        entropies.append(masked_mean(entropy.detach(), mask))
         ratios.append(statistics["ratio_mean"])
         clipped.append(statistics["clip_fraction"])
         return loss

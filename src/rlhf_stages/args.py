@@ -144,6 +144,7 @@ class ModelArgs(Args):
     model_name: str | None = field(default=None, alias="model_name_or_path")  # Hub id or local folder
     trust_remote_code: bool = flag(False)  # Run code that comes with the model
     load_in_8bit: bool = flag(False)  # Load frozen weights in 8 bit (needs bitsandbytes, a GPU and lora)
+    compile: bool = flag(False)  # Compile the layers (torch.compile): up to a minute at the start, faster steps after
     disable_dropout: bool = flag(False)  # Set every dropout to 0 (PPO and DPO always do)
     finetune_mode: Literal["all", "last_layer", "lora"] = "all"  # Train all weights, the output layer or adapters
     lora_targets: str | None = None  # Module names, "q_proj,v_proj" or "('q_proj','v_proj')"; none: peft's choice
@@ -221,6 +222,8 @@ class RolloutArgs(GenerationArgs):
     """Sampling of rollouts; the actor's own distribution, so that its log-probabilities are exact."""
 
     top_k: int = 0  # Must be 0: a cut distribution is not the one that PPO's ratio compares
+    # slots: a cache of fixed size and CUDA graphs; hf: generate of transformers; auto: slots on a GPU, if the model can
+    generator: Literal["auto", "slots", "hf"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,10 @@ SHOWN = {
     "val/reward_mean": "val_reward",
 }
 # what the clock says: the only numbers that two runs of the same seed do not share
-_CLOCK = {"info/elapsed_seconds", "info/time", "info/ppo_time", "info/rollout_time", "info/tokens_per_seconds"}
+_CLOCK = {
+    *("info/elapsed_seconds", "info/time", "info/tokens_per_seconds", "info/peak_memory_gib"),
+    *("info/rollout_time", "info/generation_time", "info/ppo_time"),
+}
 _COLUMNS = 100
 # seconds for a server of Weights & Biases to answer before training, and to take what is left after it
 _WANDB_START, _WANDB_END = 30, 300

@@ -183,6 +183,11 @@ def prompt_shard_name(data_dir: Path, split: str) -> str:
     return name if (data_dir / "prompt_train.pt").is_file() else f"finetune_{split}.pt"
 
 
+def longest_prompt(*shards: Shard | None) -> int:
+    """Tokens of the longest prompt of some shards, one of them at least."""
+    return max(shard.longest_prompt for shard in shards if shard is not None)
+
+
 def open_validation(data_dir: Path, name: str, *, responses: int, vocab_size: int, rated: bool = False) -> Shard | None:
     """The validation shard, or None with a warning where the data were prepared without one."""
     path = data_dir / name

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,38 @@ from rlhf_stages.cli import before_error
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.functional.masking import mean_std, moments
 from rlhf_stages.loggers import SHOWN, Logger, make_loggers
+
+
+class Stopwatch:
+    """Seconds by name; on a GPU it waits for the device at both ends, so that each phase has its own time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a name."""
+        started = self._now()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - started
+
+    def lap(self) -> dict[str, float]:
+        """`info/<name>_time` since the last lap."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"info/{name}_time": value for name, value in seconds.items()}
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """`info/peak_memory_gib`: what tensors took at most on the GPU since the start; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"info/peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
 
 
 class Averages:
@@ -77,7 +110,7 @@ class Averages:
             metric.load_state_dict({key: value.to(self._fabric.device) for key, value in state[name].items()})
 
     def _new_metric(self) -> MeanMetric:
-        metric = MeanMetric(nan_strategy="error").to(self._fabric.device)
+        metric = MeanMetric(nan_strategy="disable" if self._lenient else "error").to(self._fabric.device)
         metric.persistent(mode=True)
         return metric
 

@@ -11,84 +11,12 @@ from rlhf_stages.functional.losses import (
     balanced_weights,
     centering_loss,
     classification_loss,
-    gather_logprobs,
     last_token_reward_loss,
     per_sample_reward_loss,
     score_at,
-    sft_loss,
 )
 
 from ragged import JUNK, close, doubles, padded, random_rows
-
-# --- supervised fine-tuning ---
-
-
-def sft_rows(dtype=torch.float32):
-    """Logits (3, 5, 7) that are NaN where they predict nothing that counts, and targets (-1 is ignored)."""
-    targets = torch.tensor([[3, 0, 6, 2, 1], [5, -1, -1, 4, -1], [-1, -1, -1, -1, -1]])
-    logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=dtype) * 3
-    logits[1, [0, 1, 3, 4]] = math.nan  # only the logits at 2 predict a target of row 1: the one at 3
-    logits[0, 4], logits[2] = math.nan, math.nan
-    return logits, targets
-
-
-COUNTED = [(0, 0, 0), (0, 1, 6), (0, 2, 2), (0, 3, 1), (1, 2, 4)]  # Row, place of the logits, id they predict
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-def test_sft_loss_is_the_cross_entropy_of_the_next_token(smoothing):
-    logits, targets = sft_rows()
-    loss, count = sft_loss(logits, targets, -1, smoothing)
-    expected = 0.0
-    for row, place, token in COUNTED:
-        scores = logits[row, place].double().tolist()
-        normalizer = math.log(sum(math.exp(score) for score in scores))
-        logprobs = [score - normalizer for score in scores]
-        expected -= (1 - smoothing) * logprobs[token] + smoothing * sum(logprobs) / len(logprobs)
-    assert int(count) == 5
-    assert float(loss) == pytest.approx(expected, rel=1e-6)
-
-
-def test_sft_loss_of_equal_logits_is_the_log_of_the_vocabulary():
-    loss, count = sft_loss(torch.zeros(2, 4, 8), torch.zeros(2, 4, dtype=torch.int64), -100)
-    assert int(count) == 6  # the first token of each row is never predicted
-    assert float(loss) == pytest.approx(6 * math.log(8), rel=1e-6)
-
-
-def test_sft_loss_reads_any_ignore_index_and_id_0_counts():
-    logits, targets = sft_rows()
-    expected = sft_loss(logits, targets, -1)
-    for actual, wanted in zip(sft_loss(logits, targets.where(targets != -1, -100), -100), expected, strict=True):
-        close(actual, wanted)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_sft_gradient_equals_autograd_per_token_and_is_0_elsewhere(smoothing):
-    logits, targets = sft_rows()
-    logits.requires_grad_()
-    sft_loss(logits, targets, -1, smoothing)[0].backward()
-    expected = torch.zeros_like(logits)
-    for row, place, token in COUNTED:
-        # derivative of the cross-entropy: probabilities minus target distribution
-        expected[row, place] = torch.softmax(logits[row, place].detach(), -1) - smoothing / 7
-        expected[row, place, token] -= 1 - smoothing
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_sft_loss_of_a_batch_without_a_target_is_0_with_a_gradient_of_0():
-    logits = torch.full((2, 3, 4), math.nan, requires_grad=True)
-    loss, count = sft_loss(logits, torch.full((2, 3), -1), -1)
-    loss.backward()
-    assert (loss.item(), count.item()) == (0.0, 0)
-    assert float(logits.grad.abs().sum()) == 0.0
-
-
-def test_sft_loss_of_half_precision_logits_is_taken_in_float32():
-    logits, targets = sft_rows()
-    loss, _ = sft_loss(logits.bfloat16(), targets, -1)
-    assert loss.dtype == torch.float32
-    close(loss, sft_loss(logits.bfloat16().float(), targets, -1)[0])
-
 
 # --- reward losses ---
 
@@ -220,35 +148,6 @@ def test_centering_by_hand():
 def test_score_at_the_last_token():
     scores = doubles([[1.0, 2.0, math.nan], [3.0, math.inf, 9.0], [4.0, 5.0, 6.0]])
     assert score_at(scores, torch.tensor([2, 1, 3])).tolist() == [2.0, 3.0, 6.0]
-
-
-# --- log-probabilities ---
-
-
-def test_logprobs_equal_a_loop():
-    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)) * 4
-    ids = torch.tensor([[4, 0, 2], [1, 1, 3]])
-    logprobs = gather_logprobs(logits, ids)
-    for b in range(2):
-        for t in range(3):
-            weights = [math.exp(score) for score in logits[b, t].tolist()]
-            # float32: a log-probability is a difference of numbers of about 10
-            expected = math.log(weights[ids[b, t]] / sum(weights))
-            assert float(logprobs[b, t]) == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-def test_logprobs_of_half_precision_logits_are_float32():
-    logits = torch.tensor([[[10.0, 9.96, 0.0]]]).bfloat16()
-    logprobs = gather_logprobs(logits, torch.tensor([[1]]))
-    assert logprobs.dtype == torch.float32
-    close(logprobs, gather_logprobs(logits.float(), torch.tensor([[1]])))
-
-
-def test_gradient_of_the_logprob_is_one_hot_minus_probabilities():
-    logits = torch.tensor([[[1.0, -2.0, 0.5]]], requires_grad=True)
-    gather_logprobs(logits / 2, torch.tensor([[2]])).sum().backward()
-    expected = (torch.tensor([0.0, 0.0, 1.0]) - torch.softmax(logits.detach() / 2, -1)) / 2
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)
 
 
 # --- classification ---

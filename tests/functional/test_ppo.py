@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.functional.ppo import entropy, huber_error, kl_loss, log_ratio, policy_loss, value_loss
+from rlhf_stages.functional.ppo import huber_error, kl_loss, log_ratio, policy_loss, value_loss
 
 from ragged import JUNK, LENGTHS, MASK, SIZE, close, doubles, padded, random_rows
 
@@ -225,38 +224,3 @@ def test_kl_loss_does_not_see_padding(junk):
     assert int(count) == sum(LENGTHS)
     assert bool(leaf.grad.isfinite().all())
     assert not leaf.grad[~MASK].any()
-
-
-# Entropy
-
-
-def test_entropy_equals_a_loop():
-    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(3))
-    found = entropy(logits)
-    for b in range(2):
-        for t in range(3):
-            shares = [math.exp(x) for x in logits[b, t].double().tolist()]
-            shares = [share / sum(shares) for share in shares]
-            assert float(found[b, t]) == pytest.approx(-sum(p * math.log(p) for p in shares), rel=1e-5)
-
-
-def test_entropy_at_its_landmarks():
-    assert float(entropy(torch.zeros(1, 1, 8))) == pytest.approx(math.log(8), rel=1e-6)
-    assert float(entropy(torch.tensor([[[50.0, 0.0, 0.0]]]))) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_entropy_of_half_precision_logits_is_float32():
-    logits = torch.tensor([[[10.0, 9.96, 0.0]]]).bfloat16()
-    assert entropy(logits).dtype == torch.float32
-    close(entropy(logits), entropy(logits.float()))
-
-
-def test_forbidden_tokens_leave_the_entropy_of_the_others_and_finite_gradients():
-    lowest = torch.finfo(torch.float32).min
-    logits = torch.tensor([[[1.0, 2.0, lowest, lowest]]], requires_grad=True)
-    found = entropy(logits)
-    close(found, entropy(torch.tensor([[[1.0, 2.0]]])), rtol=1e-6)
-    found.sum().backward()
-    assert bool(logits.grad.isfinite().all())
-    alone = gather_logprobs(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[1]]))
-    close(gather_logprobs(logits, torch.tensor([[1]])), alone)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rlhf_stages.args import ModelArgs
-from rlhf_stages.functional.losses import gather_logprobs
+from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.forward import adapters_off, logits_at, sequence_logprobs, text_logits
 from rlhf_stages.models.loading import load_causal, prepare_training
 

@@ -7,7 +7,7 @@ import torch
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.data.collate import PromptBatch, collate_preference
 from rlhf_stages.data.shards import Record
-from rlhf_stages.functional.losses import gather_logprobs, score_at
+from rlhf_stages.functional.losses import score_at
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.collect import (
     concatenate,
@@ -114,8 +114,8 @@ def test_the_ratio_of_the_first_update_is_one(models):
     rollout = concatenate([score(models, [1, 0]), score(models, [2]), score(models, [3])])
     for rows in ([0], [3, 1], [2, 0, 1, 3]):
         r = select_rows(rollout, torch.tensor(rows))
-        logits, _ = policy_outputs(models["actor"], r.texts, plain_sampler(TEMPERATURE))
-        log_ratio = gather_logprobs(logits, r.response_ids) - r.logprobs
+        said = policy_outputs(models["actor"], r.texts, r.response_ids, plain_sampler(TEMPERATURE))
+        log_ratio = said.logprobs - r.logprobs
         assert log_ratio[r.response_mask].abs().max() < 1e-5
         assert (response_values(models["critic"], r.texts) - r.values)[r.response_mask].abs().max() < 2e-5
 

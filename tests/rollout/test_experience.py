@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from rlhf_stages.args import PPOArgs
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import moments
-from rlhf_stages.functional.ppo import entropy, kl_loss, policy_loss, value_loss
+from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
+from rlhf_stages.functional.tokens import entropy, gather_logprobs
 from rlhf_stages.rollout.collect import Rollout
 from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
 from rlhf_stages.value_norm import ValueNorm
@@ -270,10 +270,10 @@ def test_policy_objective_is_surrogate_less_entropy_plus_kl():
     surrogate = policy_loss(logprobs, r.logprobs, experience.advantages, r.response_mask, 0.1, 0.4, 2.0)[0]
     bonus = entropy(logits)[r.response_mask].sum()
     kl = kl_loss(logprobs, r.logprobs, r.ref_logprobs, r.response_mask)[0]
-    loss, statistics = policy_objective(experience, logits, args)
+    loss, statistics = policy_objective(experience, logprobs, entropy(logits), args)
     torch.testing.assert_close(loss, surrogate - 0.3 * bonus + 0.7 * kl)
     assert {"approx_kl", "clip_fraction", "ratio_mean"} <= statistics.keys()
-    plain, _ = policy_objective(experience, logits, ppo())
+    plain, _ = policy_objective(experience, logprobs, None, ppo())
     torch.testing.assert_close(plain, policy_loss(logprobs, r.logprobs, experience.advantages, r.response_mask, 0.2)[0])
 
 
@@ -281,7 +281,8 @@ def test_the_entropy_bonus_raises_the_entropy():
     experience, logits = experience_of()
     experience = dataclasses.replace(experience, advantages=torch.zeros(2, 3))
     logits.requires_grad_()
-    policy_objective(experience, logits, ppo(entropy_coeff=1.0))[0].backward()
+    logprobs = gather_logprobs(logits, experience.rollout.response_ids)
+    policy_objective(experience, logprobs, entropy(logits), ppo(entropy_coeff=1.0))[0].backward()
     mask = experience.rollout.response_mask
     before = entropy(logits)[mask].sum()
     assert entropy(logits - 0.1 * logits.grad)[mask].sum() > before

@@ -3,10 +3,10 @@ import torch
 
 from rlhf_stages.args import GenerationArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.losses import gather_logprobs
+from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.loading import load_causal, prepare_training
 from rlhf_stages.rollout.collect import join, policy_outputs
-from rlhf_stages.rollout.generation import cut_at_stop, generate, generate_with_logits, make_sampler
+from rlhf_stages.rollout.generation import cut_at_stop, generate, make_sampler
 
 from helpers import left_padded, make_tokenizer, plain_sampler, save_causal, shake_adapters
 
@@ -81,16 +81,14 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(tmp_path, kind, lor
     model = load(tmp_path, lora, kind=kind, generation_config=HOSTILE)
     args = RolloutArgs(max_new_tokens=12, temperature=0.7, num_return_sequences=2)
     prompts = PromptBatch(*left_padded(PROMPTS, PAD))
-    responses, drawn = generate_with_logits(model, prompts, args, plain_sampler(0.7), PAD)
+    responses = generate(model, prompts, args, plain_sampler(0.7), PAD, logprobs=True)
     assert responses.ids.shape[0] == 6
-    sampler = torch.log_softmax(drawn, -1)  # (B, R, V)
-    assert torch.isfinite(sampler).all()  # nothing was cut off
-    expected = sampler.gather(-1, responses.ids[..., None]).squeeze(-1)
+    expected = responses.logprobs[responses.mask]
+    assert not responses.logprobs[~responses.mask].any()
 
     with torch.no_grad():
-        logits, _ = policy_outputs(model, join(prompts.repeat(2), responses), plain_sampler(0.7))
-    logprobs = gather_logprobs(logits, responses.ids)
-    torch.testing.assert_close(logprobs[responses.mask], expected[responses.mask], rtol=0, atol=2e-5)
+        said = policy_outputs(model, join(prompts.repeat(2), responses), responses.ids, plain_sampler(0.7))
+    torch.testing.assert_close(said.logprobs[responses.mask], expected, rtol=0, atol=2e-5)
 
 
 def test_a_hostile_generation_config_does_not_change_greedy_text(tmp_path):
@@ -140,16 +138,17 @@ def test_what_the_sampler_forbids_the_scorer_forbids(tmp_path, kind):
     sampler = plain_sampler(0.7, min_new_tokens=4, stop_ids=stop_ids)
     args = RolloutArgs(max_new_tokens=8, temperature=0.7, min_new_tokens=4, num_return_sequences=30)
     prompts = PromptBatch(*left_padded(PROMPTS, PAD))
-    responses, drawn = generate_with_logits(model, prompts, args, sampler, PAD)
+    responses = generate(model, prompts, args, sampler, PAD, logprobs=True)
     lengths = responses.mask.sum(1)
     assert lengths.min() == 4  # the stop token may be the fourth, and in 90 responses it is
     assert lengths.max() > 4
     assert responses.ids.max() < 100
     stops = torch.isin(responses.ids, torch.tensor(stop_ids)) & responses.mask
     assert torch.equal(stops.any(1), responses.ended)
-    logits, _ = policy_outputs(model, join(prompts.repeat(30), responses), sampler)
-    drawn, scored = torch.log_softmax(drawn, -1).exp(), torch.log_softmax(logits, -1).exp()
-    torch.testing.assert_close(scored[responses.mask], drawn[responses.mask], rtol=0, atol=2e-6)
+    texts = join(prompts.repeat(30), responses)
+    said = policy_outputs(model, texts, responses.ids, sampler).logprobs
+    torch.testing.assert_close(said[responses.mask], responses.logprobs[responses.mask], rtol=0, atol=2e-5)
+    scored = torch.softmax(sampler.logits(logits_at(model, texts.ids, texts.mask, texts.places)), -1)
     assert not scored[..., 100:].any()
     assert not scored[:, :3, stop_ids].any()
     assert scored[:, 3:, EOS].min() > 0

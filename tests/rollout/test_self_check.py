@@ -7,6 +7,7 @@ from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.loop import start_fabric
 from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.loading import load_causal
+from rlhf_stages.rollout.generators import HuggingFaceGenerator
 from rlhf_stages.rollout.self_check import self_check
 
 from helpers import KINDS, left_padded, make_tokenizer, plain_sampler, save_causal
@@ -27,7 +28,8 @@ def check(folder, kind="gpt2", edit=None, args=ARGS, sampler=SAMPLER, precision=
     if edit is not None:
         edit(actor)
     prompts = PromptBatch(*left_padded(ROWS, pad))
-    return self_check(fabric.setup_module(actor), reference, prompts, args, sampler, pad, fabric)
+    generator = HuggingFaceGenerator(actor, args, sampler, pad, fabric)
+    return self_check(fabric.setup_module(actor), reference, prompts, generator, sampler, fabric)
 
 
 @pytest.mark.parametrize("pad", [PAD, EOS])
@@ -94,7 +96,8 @@ def test_the_run_does_not_notice(tmp_path):
     disable_dropout(actor)
     before = torch.get_rng_state()
     weights = {name: weight.clone() for name, weight in actor.state_dict().items()}
-    self_check(fabric.setup_module(actor), reference, PROMPTS, ARGS, SAMPLER, PAD, fabric)
+    generator = HuggingFaceGenerator(actor, ARGS, SAMPLER, PAD, fabric)
+    self_check(fabric.setup_module(actor), reference, PROMPTS, generator, SAMPLER, fabric)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(weights[name], weight) for name, weight in actor.state_dict().items())
     assert all(parameter.grad is None for parameter in actor.parameters())

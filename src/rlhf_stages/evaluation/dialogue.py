@@ -16,8 +16,8 @@ from rlhf_stages.data.collate import collate_prompts, pad_right
 from rlhf_stages.data.shards import Record
 from rlhf_stages.evaluation.bootstrap import Measure, mean_of, ratio_of
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import length_mask, masked_sum
+from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.classifier import TextClassifier
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.plan import to_device

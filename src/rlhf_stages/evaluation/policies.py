@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import collate_preference, collate_prompts
 from rlhf_stages.data.shards import Record, Shard
-from rlhf_stages.functional.losses import gather_logprobs, score_at
+from rlhf_stages.functional.losses import score_at
 from rlhf_stages.functional.masking import masked_sum
 from rlhf_stages.functional.metrics import order_accuracy
+from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plan import to_device

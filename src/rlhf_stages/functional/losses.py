@@ -1,6 +1,6 @@
 """Losses of the stages.
 
-Legend: B sequences, T tokens, V vocabulary, P preference pairs, R response tokens, L labels. A loss returns the sum
+Legend: B sequences, T tokens, P preference pairs, L labels. A loss returns the sum
 over what counts and the count, so that the caller divides once by all that one optimizer step sees, on all devices.
 
 The reward losses take every pair i < j of ranked lists of any length, and the mean is over all pairs of the step: a
@@ -14,24 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_stages.functional.masking import length_mask, masked_mean
-
-
-def sft_loss(logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of each token given those before it.
-
-    Args:
-        logits: (B, T, V); those at t predict the token at t + 1.
-        targets: (B, T) the ids, `ignore_index` where a token does not count.
-
-    Returns:
-        Sum over the tokens that count (nats), and their number. The first token is never predicted.
-    """
-    shifted = targets[:, 1:]  # (B, T - 1)
-    counts = shifted != ignore_index
-    # rows are picked, not ignored: an ignored row of NaN would still have a NaN gradient
-    picked = logits[:, :-1][counts]  # (tokens that count, V)
-    loss = F.cross_entropy(picked.float(), shifted[counts], label_smoothing=label_smoothing, reduction="sum")
-    return loss, counts.sum()
 
 
 def score_at(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -135,15 +117,6 @@ def balanced_weights(counts: Tensor) -> Tensor:
     None is below 1, so that a step of few texts still has a count of at least 1.
     """
     return counts.max() / counts.clamp(min=1).float()
-
-
-def gather_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-probability of each id under the logits at its place, (B, R, V), (B, R) -> (B, R) fp32, in nats.
-
-    `logits[:, t]` must be those that predict `ids[:, t]`: the caller shifts.
-    """
-    logits = logits.float()
-    return logits.gather(-1, ids[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
 
 def _held(scores: Tensor, lengths: Tensor) -> Tensor:

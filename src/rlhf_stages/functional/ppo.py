@@ -1,11 +1,10 @@
 """Losses of the policy update.
 
-Legend: B sequences, R response tokens, V vocabulary. All token tensors are (B, R). A loss returns the sum over the
+Legend: B sequences, R response tokens. All token tensors are (B, R). A loss returns the sum over the
 response tokens and their number, so that the caller divides once by all that one optimizer step sees, on all devices.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_stages.functional.advantages import k3
@@ -67,12 +66,6 @@ def kl_loss(
     ratio = log_ratio(logprobs, old_logprobs, response_mask).exp()
     to_reference = log_ratio(logprobs, ref_logprobs, response_mask)
     return masked_sum(ratio * k3(to_reference), response_mask), response_mask.sum()
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy of the distribution at each place, (B, R, V) -> (B, R) fp32, in nats."""
-    logprobs = F.log_softmax(logits.float(), dim=-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def squared_error(difference: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Legend: B sequences, T tokens, R response tokens, V vocabulary.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
 
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import length_mask, masked_sum
+from rlhf_stages.functional.tokens import gather_logprobs
+
+# GPT-2 warns where padding comes without a mask, which `text_logits` explains
+logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "may be padded" not in record.getMessage())
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -47,8 +51,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Logits at every token of right-padded texts, (B, T) -> (B, T, V)."""
-    logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+    """Logits at every token of right-padded texts, (B, T) -> (B, T, V); what stands at padding means nothing.
+
+    Causal models need no mask for padding on the right: no token that counts looks at it, and positions are those of
+    the text alone. Without one, attention takes its fastest kernels.
+    """
+    logits: Tensor = model(input_ids=input_ids, use_cache=False).logits
     return logits
 
 

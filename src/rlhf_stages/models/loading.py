@@ -22,6 +22,7 @@ from transformers import (
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.models.actor_critic import ActorCritic
+from rlhf_stages.models.compiling import compile_layers
 from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
@@ -256,6 +257,8 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
             f" {wrong[0]!r}; the checkpoint is damaged, of another architecture, or a"
             " classifier of another number of labels"
         )
+    if args.compile:
+        compile_layers(model)
     return model, missing
 
 

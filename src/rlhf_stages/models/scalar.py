@@ -29,8 +29,8 @@ class ScalarModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Scores (B, T) fp32 of right-padded texts; what stands at padding means nothing."""
         classifier = without_adapters(self.hf)
-        output = classifier.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-        hidden = output.last_hidden_state  # (B, T, H)
+        # no mask: causal attention never looks at padding on the right, see `text_logits`
+        hidden = classifier.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, T, H)
         with torch.autocast(hidden.device.type, enabled=False):
             scores: Tensor = classifier.score(hidden.float()).squeeze(-1)
         return scores

@@ -7,16 +7,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf_stages.data.collate import PromptBatch
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import left_aligned
-from rlhf_stages.functional.ppo import entropy
+from rlhf_stages.functional.tokens import token_statistics
 from rlhf_stages.models.actor_critic import ActorCritic
 from rlhf_stages.models.forward import logits_at, unwrap
 from rlhf_stages.rollout.generation import Responses, Sampler
@@ -113,23 +112,22 @@ def score_responses(
     """
     texts = join(prompts, responses)
     mask, ids = responses.mask, responses.ids
-    logits, values = policy_outputs(actor, texts, sampler)
-    if critic is not None:
-        values = response_values(critic, texts)
+    said = policy_outputs(actor, texts, ids, sampler, entropies=True)
+    values = said.values if critic is None else response_values(critic, texts)
     if values is None:
         values = torch.zeros_like(mask, dtype=torch.float32)
     elif value_norm is not None:
         values = value_norm.denormalize(values)
-    ref_logits, _ = policy_outputs(reference, texts, sampler)
+    ref_logprobs = policy_outputs(reference, texts, ids, sampler).logprobs
     scores = scorer(prompts, responses, texts)
     return Rollout(
         prompt_ids=prompts.input_ids,
         prompt_mask=prompts.attention_mask,
         response_ids=ids,
         response_mask=mask,
-        logprobs=torch.where(mask, gather_logprobs(logits, ids), 0),
-        ref_logprobs=torch.where(mask, gather_logprobs(ref_logits, ids), 0),
-        entropies=torch.where(mask, entropy(logits), 0),
+        logprobs=torch.where(mask, said.logprobs, 0),
+        ref_logprobs=torch.where(mask, ref_logprobs, 0),
+        entropies=torch.where(mask, cast(Tensor, said.entropies), 0),
         values=torch.where(mask, values, 0),
         scores=scores.parts.sum(1),
         part_scores=scores.parts,
@@ -139,14 +137,26 @@ def score_responses(
     )
 
 
-def policy_outputs(model: nn.Module, texts: Texts, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
-    """Logits of the sampled distribution at each response token, (B, R, V) fp32, and the values of the states before
-    them, (B, R), of a model that has both heads. What stands off the response means nothing.
+class PolicyOutputs(NamedTuple):
+    """Of each response token, (B, R) fp32: log-probability and entropy under the sampled distribution, in nats, and the
+    value of the state before it; what was not asked for, or the model does not have, is None.
     """
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    values: Tensor | None
+
+
+def policy_outputs(
+    model: nn.Module, texts: Texts, ids: Tensor, sampler: Sampler, entropies: bool = False
+) -> PolicyOutputs:
+    """What a policy says of the responses `ids` (B, R) of texts. What stands off the response means nothing."""
+    values = None
     if isinstance(unwrap(model), ActorCritic):
         logits, values = model(texts.ids, texts.mask, texts.places)
-        return sampler.logits(logits), values
-    return sampler.logits(logits_at(model, texts.ids, texts.mask, texts.places)), None
+    else:
+        logits = logits_at(model, texts.ids, texts.mask, texts.places)
+    return PolicyOutputs(*token_statistics(logits, ids, sampler.logits, entropies), values)
 
 
 def response_values(critic: nn.Module, texts: Texts) -> Tensor:

@@ -1,6 +1,6 @@
 """Experience: a rollout with its advantages, and the losses of an update on it.
 
-Legend: B sequences, R response tokens, V vocabulary.
+Legend: B sequences, R response tokens.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,9 @@ from rlhf_stages.functional.advantages import (
     rloo_advantages,
     token_rewards,
 )
-from rlhf_stages.functional.losses import gather_logprobs
-from rlhf_stages.functional.masking import moments, whiten
+from rlhf_stages.functional.masking import masked_sum, moments, whiten
 from rlhf_stages.functional.metrics import policy_statistics
-from rlhf_stages.functional.ppo import entropy, kl_loss, policy_loss, value_loss
+from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
 from rlhf_stages.rollout.collect import Rollout, select_rows
 from rlhf_stages.value_norm import ValueNorm
 
@@ -83,22 +82,24 @@ def make_experience(
     return Experience(rollout, rewards, advantages, torch.zeros_like(advantages))
 
 
-def policy_objective(batch: Experience, logits: Tensor, args: PPOArgs) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_objective(
+    batch: Experience, logprobs: Tensor, entropies: Tensor | None, args: PPOArgs
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate, entropy bonus and KL term of a micro-batch.
 
     Args:
-        logits: (B, R, V) of the sampled distribution under the policy as it is now.
+        logprobs, entropies: (B, R) of the sampled distribution under the policy as it is now; entropies are only read
+            with an `entropy_coeff`.
 
     Returns:
         The sum over the response tokens, and statistics of the update.
     """
     r, mask = batch.rollout, batch.rollout.response_mask
-    logprobs = gather_logprobs(logits, r.response_ids)
     loss, _ = policy_loss(
         logprobs, r.logprobs, batch.advantages, mask, args.clip_coeff, args.clip_coeff_high, args.dual_clip
     )
-    if args.entropy_coeff:
-        loss = loss - args.entropy_coeff * torch.where(mask, entropy(logits), 0).sum()
+    if args.entropy_coeff and entropies is not None:
+        loss = loss - args.entropy_coeff * masked_sum(entropies, mask)
     if args.kl_loss_coeff:
         loss = loss + args.kl_loss_coeff * kl_loss(logprobs, r.logprobs, r.ref_logprobs, mask)[0]
     return loss, policy_statistics(logprobs.detach(), r.logprobs, mask, args.clip_coeff, args.clip_coeff_high)

@@ -3,6 +3,7 @@
 Legend: B sequences, P prompt tokens, R response tokens.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +15,22 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokeni
 from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.functional.masking import length_mask
+from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.models.compiling import eager
 
 
 @dataclass(frozen=True)
 class Responses:
     """Sampled responses: ids (B, R) int64 right-padded, mask (B, R) bool with the stop token inside, ended (B,) bool.
 
-    `ended` is False for a response that was cut off at the token limit before a stop token came.
+    `ended` is False for a response that was cut off at the token limit before a stop token came. `logprobs` (B, R) fp32
+    are those that the tokens were drawn with, where the sampler was asked for them.
     """
 
     ids: Tensor
     mask: Tensor
     ended: Tensor
+    logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Sampler:
         scaled = logits.float() / self.temperature
         if self.vocab_size >= logits.shape[2] and self.min_new_tokens <= 1:
             return scaled
-        allowed = self._allowed(0, logits.shape[1], logits.shape[2]).to(logits.device)
+        allowed = self._allowed(0, logits.shape[1], logits.shape[2], logits.device)
         # as good as -inf, and 0 * log 0 in the entropy stays 0
         return scaled.masked_fill(~allowed, torch.finfo(torch.float32).min)
 
@@ -55,16 +60,28 @@ class Sampler:
         """The same restriction for transformers, which divides by the temperature itself."""
 
         def process(input_ids: Tensor, scores: Tensor) -> Tensor:
-            allowed = self._allowed(input_ids.shape[1] - prompt_size, 1, scores.shape[1]).to(scores.device)
+            allowed = self._allowed(input_ids.shape[1] - prompt_size, 1, scores.shape[1], scores.device)
             return scores.masked_fill(~allowed, -torch.inf)
 
         return LogitsProcessorList([process])
 
-    def _allowed(self, start: int, count: int, size: int) -> Tensor:
+    def next_logits(self, logits: Tensor, counts: Tensor) -> Tensor:
+        """The same for texts that each have `counts` (B,) response tokens already, (B, V) -> (B, V) fp32."""
+        scaled = logits.float() / self.temperature
+        lowest = torch.finfo(torch.float32).min
+        scaled[:, self.vocab_size :] = lowest
+        if self.min_new_tokens > 1:
+            early = counts < self.min_new_tokens - 1
+            for stop in self.stop_ids:
+                scaled[:, stop] = torch.where(early, lowest, scaled[:, stop])
+        return scaled
+
+    def _allowed(self, start: int, count: int, size: int, device: torch.device) -> Tensor:
         """Which of `size` ids may be response token `start`, `start + 1`, ..., (count, V)."""
-        allowed = torch.ones(count, size, dtype=torch.bool)
+        allowed = torch.ones(count, size, dtype=torch.bool, device=device)
         allowed[:, self.vocab_size :] = False
-        allowed[: max(self.min_new_tokens - 1 - start, 0), list(self.stop_ids)] = False
+        for stop in self.stop_ids:  # one by one: a list of them would have to be copied to the device
+            allowed[: max(self.min_new_tokens - 1 - start, 0), stop] = False
         return allowed
 
 
@@ -85,28 +102,21 @@ def make_sampler(args: GenerationArgs, tokenizer: PreTrainedTokenizerBase) -> Sa
 
 
 @torch.no_grad()
-def generate(model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int) -> Responses:
+def generate(
+    model: Any,
+    prompts: PromptBatch,
+    args: GenerationArgs,
+    sampler: Sampler,
+    pad_token_id: int,
+    logprobs: bool = False,
+) -> Responses:
     """Continue each prompt until a stop token or `max_new_tokens`; B is prompts x num_return_sequences.
 
     Args:
         model: a causal model as `load_causal` gives it (transformers fills what is not set here from the generation
             config of the model, which that function has cleared), in evaluation mode, not wrapped for distribution.
+        logprobs: note the log-probabilities; costs memory for (B, R, V) logits.
     """
-    return _generate(model, prompts, args, sampler, pad_token_id, output_scores=False)[0]
-
-
-@torch.no_grad()
-def generate_with_logits(
-    model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int
-) -> tuple[Responses, Tensor]:
-    """`generate`, and the logits that each token was really drawn from, (B, R, V)."""
-    responses, scores = _generate(model, prompts, args, sampler, pad_token_id, output_scores=True)
-    return responses, torch.stack(scores, dim=1).float()
-
-
-def _generate(
-    model: Any, prompts: PromptBatch, args: GenerationArgs, sampler: Sampler, pad_token_id: int, output_scores: bool
-) -> tuple[Responses, Any]:
     config = GenerationConfig(
         max_new_tokens=args.max_new_tokens,
         do_sample=args.do_sample,
@@ -115,17 +125,22 @@ def _generate(
         eos_token_id=list(sampler.stop_ids),
         pad_token_id=pad_token_id,
         return_dict_in_generate=True,
-        output_scores=output_scores,
+        output_scores=logprobs,
         **({"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p} if args.do_sample else {}),
     )
     size = prompts.input_ids.shape[1]
-    output = model.generate(
-        input_ids=prompts.input_ids,
-        attention_mask=prompts.attention_mask,
-        generation_config=config,
-        logits_processor=sampler.processor(size),
-    )
-    return cut_at_stop(output.sequences[:, size:], sampler.stop_ids, pad_token_id), output.scores
+    with eager():
+        output = model.generate(
+            input_ids=prompts.input_ids,
+            attention_mask=prompts.attention_mask,
+            generation_config=config,
+            logits_processor=sampler.processor(size),
+        )
+    responses = cut_at_stop(output.sequences[:, size:], sampler.stop_ids, pad_token_id)
+    if not logprobs:
+        return responses
+    drawn = gather_logprobs(torch.stack(output.scores, dim=1), responses.ids)
+    return dataclasses.replace(responses, logprobs=torch.where(responses.mask, drawn, 0))
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int], pad_token_id: int) -> Responses:

@@ -1,20 +1,18 @@
 """A look at the first batch of a PPO run: is what was sampled also what is scored and trained?"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from rlhf_stages.args import GenerationArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.functional.advantages import k3
-from rlhf_stages.functional.losses import gather_logprobs
 from rlhf_stages.functional.masking import masked_mean
-from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rollout.collect import join, policy_outputs
-from rlhf_stages.rollout.generation import Sampler, generate_with_logits
+from rlhf_stages.rollout.generation import Sampler
+from rlhf_stages.rollout.generators import Generator
 
 # largest mean KL and |log-ratio| that rounding explains, in nats; fp32 leaves room for TF32, cf. the 0.03 nats (RMS)
 # that are reported for bf16. Dropout, a temperature or a penalty on one side are ten times that and more.
@@ -43,9 +41,8 @@ def self_check(
     actor: nn.Module,
     reference: nn.Module,
     prompts: PromptBatch,
-    args: GenerationArgs,
+    generator: Generator,
     sampler: Sampler,
-    pad_token_id: int,
     fabric: Fabric,
 ) -> list[Agreement]:
     """Sample one batch and compare log-probabilities: sampler to scorer, scorer to update, actor to reference.
@@ -55,18 +52,18 @@ def self_check(
     Raises:
         ValueError: they differ by more than rounding does; on every device.
     """
-    policy: Any = policy_of(actor)
     devices = [fabric.device] if fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), fabric.autocast():
+    with torch.random.fork_rng(devices=devices):
+        [responses] = generator([prompts], logprobs=True)
+    with fabric.autocast():
         actor.eval()
-        responses, drawn = generate_with_logits(policy, prompts, args, sampler, pad_token_id)
-        texts = join(prompts.repeat(args.num_return_sequences), responses)
-        scored = gather_logprobs(policy_outputs(actor, texts, sampler)[0], responses.ids)
-        referred = gather_logprobs(policy_outputs(reference, texts, sampler)[0], responses.ids)
+        texts = join(prompts.repeat(len(responses.ids) // len(prompts.input_ids)), responses)
+        scored = policy_outputs(actor, texts, responses.ids, sampler).logprobs
+        referred = policy_outputs(reference, texts, responses.ids, sampler).logprobs
         actor.train()
-        trained = gather_logprobs(policy_outputs(actor, texts, sampler)[0], responses.ids)
+        trained = policy_outputs(actor, texts, responses.ids, sampler).logprobs
     found = [
-        _agreement("sampler and scorer", gather_logprobs(drawn, responses.ids), scored, responses.mask, fabric),
+        _agreement("sampler and scorer", cast(Tensor, responses.logprobs), scored, responses.mask, fabric),
         _agreement("scorer and update", scored, trained, responses.mask, fabric),
         _agreement("actor and reference", scored, referred, responses.mask, fabric),
     ]

@@ -1,0 +1,20 @@
+#!/usr/bin/env python3
+"""Reward modelling on pairs of 512 tokens a text, ours and TRL 1.16's RewardTrainer, on the same work and the same card.
+
+    python benchmarks/rm.py --geometry opt-350m --peer trl -- --compile
+
+What comes after -- are flags of our script. Prints a table and one JSON line; medians after the first third of the steps.
+"""
+
+from typing import Any
+
+from supervised import run
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run both, print the comparison."""
+    return run("rm", str(__doc__), 512, argv)
+
+
+if __name__ == "__main__":
+    main()
