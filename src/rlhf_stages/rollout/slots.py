@@ -33,7 +33,7 @@ STEPS = 16  # decode steps between two looks at which responses have ended
 LIMITS = 4  # graphs at most: each attends to one more quarter of the cache
 PROBE = 8  # tokens by which a model shows that it decodes here as it scores
 # mean difference of log-probabilities, in nats, that rounding explains; a wrong mask or position is ten times that
-PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1, torch.float16: 0.1}
+PROBE_TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 class SlotGenerator:
