@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> Path:
         info.path, loop.prompt_shard_name(info.path, "validation"), responses=0, vocab_size=len(tokenizer)
     )
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
-    sampler, group_size = make_sampler(rollout_args, tokenizer), rollout_args.num_return_sequences
+    sampler, group_size = make_sampler(rollout_args, tokenizer, model_args.compile), rollout_args.num_return_sequences
     batch_size, longest = args.rollout_mini_batch_size, loop.longest_prompt(shard, validation)
     if args.advantage_estimator != "gae" and group_size < 2:
         raise ValueError(f"--advantage_estimator={args.advantage_estimator} needs --num_return_sequences of at least 2")
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> Path:
         for model in filter(None, (actor, critic)):
             model.train()
         for window in update_windows(len(rollout.scores), args, step - 1):
-            batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
+            batches = [experience.select(rows) for rows in window]
             prompts = [[prompt_of_row[row] for row in rows] for rows in window]
             if step > args.critic_warmup_steps:
                 keeper.note(step, improve("actor", actor, actor_optimizer, batches, actor_loss_sum), prompts)

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     def loss_sum(batch: FinetuneBatch, label_smoothing: float = args.label_smoothing) -> torch.Tensor:
         logits = text_logits(model, batch.input_ids, batch.attention_mask)
-        return sft_loss(logits, batch.targets, info.ignore_index, label_smoothing)[0]
+        return sft_loss(logits, batch.targets, info.ignore_index, label_smoothing, fused=model_args.compile)[0]
 
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:

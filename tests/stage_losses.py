@@ -165,7 +165,7 @@ class Actor:
     def batches(self, sizes):
         rows = iter(range(8))
         for size in sizes:
-            yield self.experience.select(torch.tensor([next(rows) for _ in range(size)]))
+            yield self.experience.select([next(rows) for _ in range(size)])
 
     def count(self, batch):
         return batch.rollout.response_mask.sum()

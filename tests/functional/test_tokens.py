@@ -8,6 +8,7 @@ import torch
 from rlhf_stages.functional import tokens
 from rlhf_stages.functional.tokens import entropy, gather_logprobs, sft_loss, token_statistics
 
+from helpers import plain_sampler
 from ragged import close
 
 # --- supervised fine-tuning ---
@@ -227,3 +228,21 @@ def test_the_sft_loss_does_not_depend_on_the_rows_at_a_time(rows, monkeypatch):
     torch.testing.assert_close(
         *(torch.autograd.grad(sft_loss(x, targets, -1, 0.1)[0], x)[0] for x in (leaf, whole_leaf)), equal_nan=False
     )
+
+
+@pytest.mark.slow
+def test_fused_functions_say_the_same():
+    """Values and gradients of what torch.compile makes, for a batch of another size as well, with what is forbidden."""
+    sampler = plain_sampler(0.7, min_new_tokens=2, vocab_size=5)
+    for rows in (4, 5):
+        logits, ids = batch_of(rows)
+        ids[:, 0], ids[:, 1:] = 1, ids[:, 1:].clamp(max=4)
+        found, wanted = [], []
+        for fused, into in ((True, found), (False, wanted)):
+            leaf = logits.detach().float().requires_grad_()
+            logprobs, entropies = token_statistics(leaf, ids, sampler.logits, entropies=True, fused=fused)
+            loss, count = sft_loss(leaf, ids, 3, 0.1, fused=fused)
+            total = (logprobs * torch.arange(3)).sum() + (entropies**2).sum() + loss / count
+            into += [logprobs, entropies, loss, *torch.autograd.grad(total, leaf)]
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -113,7 +113,7 @@ def test_the_ratio_of_the_first_update_is_one(models):
     """Rollouts in other batches than the update, dropout in the config, temperature, left padding: all at once."""
     rollout = concatenate([score(models, [1, 0]), score(models, [2]), score(models, [3])])
     for rows in ([0], [3, 1], [2, 0, 1, 3]):
-        r = select_rows(rollout, torch.tensor(rows))
+        r = select_rows(rollout, rows)
         said = policy_outputs(models["actor"], r.texts, r.response_ids, plain_sampler(TEMPERATURE))
         log_ratio = said.logprobs - r.logprobs
         assert log_ratio[r.response_mask].abs().max() < 1e-5
@@ -153,7 +153,12 @@ def test_concatenate_and_select_keep_every_rows_numbers(models):
     assert [numbers(together, row) for row in range(4)] == rows
     assert together.texts.ids.shape == together.texts.mask.shape == (4, 7 + 5)
     for picked in ([2, 0], [1], [3], [3, 1], [0, 1, 2, 3]):
-        chosen = select_rows(together, torch.tensor(picked))
+        chosen = select_rows(together, picked)
+        again = dataclasses.replace(chosen)  # with nothing known yet
+        assert again.lengths == chosen.lengths
+        for name in ("ids", "mask"):
+            assert torch.equal(getattr(again.texts, name), getattr(chosen.texts, name))
+        assert torch.equal(*(t.places[chosen.response_mask] for t in (again.texts, chosen.texts)))
         assert [numbers(chosen, row) for row in range(len(picked))] == [rows[row] for row in picked]
         longest = max(len(PROMPTS[row]) for row in picked), max(len(RESPONSES[row]) for row in picked)
         assert (chosen.prompt_ids.shape[1], chosen.response_ids.shape[1]) == longest

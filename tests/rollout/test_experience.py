@@ -205,7 +205,7 @@ def test_select_takes_the_same_rows_of_advantages_and_returns():
     experience = make_experience(
         rollout_of([1.0, -2.0, 0.5, 3.0], [4, 1, 3, 2], values=torch.rand(4, 4)), ppo(), kl_coeff=0.1
     )
-    chosen = experience.select(torch.tensor([3, 1]))
+    chosen = experience.select([3, 1])
     for name in ("rewards", "advantages", "returns"):
         assert torch.equal(getattr(chosen, name), getattr(experience, name)[[3, 1], :2])
 

@@ -172,10 +172,15 @@ def of_flags(generator, model, capsys=None, device="cuda"):
 
 def test_what_decodes_otherwise_than_it_scores_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(SlotLayer, "update", misplaced)
-    with pytest.raises(ValueError, match="--generator=slots: LlamaForCausalLM cannot be sampled so: it decodes otherwise"):
+    with pytest.raises(
+        ValueError, match="--generator=slots: LlamaForCausalLM cannot be sampled so: it decodes otherwise"
+    ):
         of_flags("slots", model_of())
     assert isinstance(of_flags("auto", model_of()), HuggingFaceGenerator)
-    assert "rollouts: Hugging Face's generate, since slots cannot serve LlamaForCausalLM (it decodes" in capsys.readouterr().out
+    assert (
+        "rollouts: Hugging Face's generate, since slots cannot serve LlamaForCausalLM (it decodes"
+        in capsys.readouterr().out
+    )
 
 
 def test_which_generator_the_flag_means(capsys):

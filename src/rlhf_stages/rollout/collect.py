@@ -52,6 +52,12 @@ class Rollout:
         prompts = PromptBatch(self.prompt_ids, self.prompt_mask)
         return join(prompts, Responses(self.response_ids, self.response_mask, self.ended))
 
+    @cached_property
+    def lengths(self) -> list[list[int]]:
+        """Tokens of the prompt and of the response of each row, on the host: asked for once, not for each update."""
+        pairs: list[list[int]] = torch.stack([self.prompt_mask.sum(1), self.response_mask.sum(1)], dim=1).tolist()
+        return pairs
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -156,7 +162,7 @@ def policy_outputs(
         logits, values = model(texts.ids, texts.mask, texts.places)
     else:
         logits = logits_at(model, texts.ids, texts.mask, texts.places)
-    return PolicyOutputs(*token_statistics(logits, ids, sampler.logits, entropies), values)
+    return PolicyOutputs(*token_statistics(logits, ids, sampler.logits, entropies, sampler.fused), values)
 
 
 def response_values(critic: nn.Module, texts: Texts) -> Tensor:
@@ -199,17 +205,26 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     return Rollout(**{f.name: joined(f.name) for f in dataclasses.fields(Rollout)})
 
 
-def select_rows(rollout: Rollout, rows: Tensor) -> Rollout:
-    """Some rows of a rollout, without their texts, and the columns that are padding in all of them cut away."""
-    prompt = int(rollout.prompt_mask[rows].sum(1).max())
-    response = max(int(rollout.response_mask[rows].sum(1).max()), 1)
+def select_rows(rollout: Rollout, rows: Sequence[int]) -> Rollout:
+    """Some rows of a rollout, without their samples, and the columns that are padding in all of them cut away.
+
+    The host does not wait for the device.
+    """
+    lengths = [rollout.lengths[row] for row in rows]
+    prompt, response = max(p for p, _ in lengths), max(1, *(r for _, r in lengths))
+    index = torch.tensor(rows).to(rollout.scores.device, non_blocking=True)
 
     def cut(name: str) -> Any:
         if name == "samples":
             return Samples()
-        value = getattr(rollout, name)[rows]
+        value = getattr(rollout, name)[index]
         if value.dim() == 1 or name == "part_scores":
             return value
         return value[:, value.shape[1] - prompt :] if name.startswith("prompt") else value[:, :response]
 
-    return Rollout(**{f.name: cut(f.name) for f in dataclasses.fields(Rollout)})
+    chosen = Rollout(**{f.name: cut(f.name) for f in dataclasses.fields(Rollout)})
+    ids, mask, places = (t[index] for t in (rollout.texts.ids, rollout.texts.mask, rollout.texts.places))
+    longest = max(p + r for p, r in lengths)
+    texts = Texts(ids[:, :longest], mask[:, :longest], places[:, :response].clamp(max=longest - 1))
+    vars(chosen).update(lengths=lengths, texts=texts)  # known already, so not to be made again
+    return chosen

@@ -3,7 +3,7 @@
 Legend: B sequences, R response tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +37,12 @@ class Experience:
     advantages: Tensor
     returns: Tensor
 
-    def select(self, rows: Tensor) -> "Experience":
+    def select(self, rows: Sequence[int]) -> "Experience":
         """Some rows, with the columns that are padding in all of them cut away."""
         chosen = select_rows(self.rollout, rows)
         size = chosen.response_ids.shape[1]
-        return Experience(chosen, *(t[rows][:, :size] for t in (self.rewards, self.advantages, self.returns)))
+        index = torch.tensor(rows).to(self.rewards.device, non_blocking=True)
+        return Experience(chosen, *(t[index][:, :size] for t in (self.rewards, self.advantages, self.returns)))
 
 
 def make_experience(

@@ -40,12 +40,14 @@ class Sampler:
     Args:
         stop_ids: tokens that end a response; not among the first `min_new_tokens - 1`.
         vocab_size: tokens of the tokenizer; a model may have spare rows behind them, which are never sampled.
+        fused: log-probabilities are computed in one kernel that torch.compile makes.
     """
 
     temperature: float
     min_new_tokens: int
     stop_ids: tuple[int, ...]
     vocab_size: int
+    fused: bool = False
 
     def logits(self, logits: Tensor) -> Tensor:
         """Logits of the model at each response token to those of the distribution, (B, R, V) -> (B, R, V) fp32."""
@@ -85,7 +87,7 @@ class Sampler:
         return allowed
 
 
-def make_sampler(args: GenerationArgs, tokenizer: PreTrainedTokenizerBase) -> Sampler:
+def make_sampler(args: GenerationArgs, tokenizer: PreTrainedTokenizerBase, fused: bool = False) -> Sampler:
     """The sampler that the flags describe.
 
     Raises:
@@ -98,7 +100,7 @@ def make_sampler(args: GenerationArgs, tokenizer: PreTrainedTokenizerBase) -> Sa
             raise ValueError(f"--stop_token={args.stop_token!r} is {len(ids)} tokens of this tokenizer, not one")
         stop_ids += ids
     temperature = args.temperature if args.do_sample else 1.0
-    return Sampler(temperature, args.min_new_tokens, tuple(stop_ids), len(tokenizer))
+    return Sampler(temperature, args.min_new_tokens, tuple(stop_ids), len(tokenizer), fused)
 
 
 @torch.no_grad()

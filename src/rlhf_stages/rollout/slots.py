@@ -107,7 +107,7 @@ class SlotGenerator:
             texts = [row[mask] for batch in prompts for row, mask in zip(*_on_host(batch), strict=True)]
             results = self._run(texts)
         sizes = [len(batch.input_ids) for batch in prompts]
-        of_batches = zip(*(result.split(sizes) for result in results), strict=True)
+        of_batches = zip(*(torch.split(result, sizes) for result in results), strict=True)
         return [self._responses(*of_batch) for of_batch in of_batches]
 
     def _responses(self, ids: Tensor, logprobs: Tensor, counts: Tensor) -> Responses:
