@@ -18,6 +18,10 @@ from rlhf_stages.functional.masking import length_mask
 from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.compiling import eager
 
+# the logit of a token that must not be drawn: its probability is 0, and 0 * log 0 in the entropy stays 0. Not the lowest
+# fp32: kernels that count in powers of two multiply it by log2(e)
+FORBIDDEN = -1e30
+
 
 @dataclass(frozen=True)
 class Responses:
@@ -55,8 +59,8 @@ class Sampler:
         if self.vocab_size >= logits.shape[2] and self.min_new_tokens <= 1:
             return scaled
         allowed = self._allowed(0, logits.shape[1], logits.shape[2], logits.device)
-        # as good as -inf, and 0 * log 0 in the entropy stays 0
-        return scaled.masked_fill(~allowed, torch.finfo(torch.float32).min)
+        # as good as -inf
+        return scaled.masked_fill(~allowed, FORBIDDEN)
 
     def processor(self, prompt_size: int) -> LogitsProcessorList:
         """The same restriction for transformers, which divides by the temperature itself."""
@@ -70,7 +74,7 @@ class Sampler:
     def next_logits(self, logits: Tensor, counts: Tensor) -> Tensor:
         """The same for texts that each have `counts` (B,) response tokens already, (B, V) -> (B, V) fp32."""
         scaled = logits.float() / self.temperature
-        lowest = torch.finfo(torch.float32).min
+        lowest = FORBIDDEN
         scaled[:, self.vocab_size :] = lowest
         if self.min_new_tokens > 1:
             early = counts < self.min_new_tokens - 1
