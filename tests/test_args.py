@@ -461,6 +461,10 @@ def test_several_lora_flags_are_named_together(capsys):
         ("--lora_rank=0 --finetune_mode=lora", "--lora_rank lies between 1"),
         ("--load_in_8bit", "--load_in_8bit only acts with --finetune_mode=lora"),
         ("--finetune_mode=head", "invalid choice: 'head'"),
+        (
+            "--finetune_mode=last_layer --gradient_checkpointing",
+            "--gradient_checkpointing only acts where layers",
+        ),
     ],
 )
 def test_model_refuses(capsys, argv, message):

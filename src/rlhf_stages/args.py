@@ -151,10 +151,15 @@ class ModelArgs(Args):
     lora_rank: int = 8  # Rank of the adapters
     lora_alpha: float = 1.0  # The adapters are scaled by alpha / rank
     lora_dropout: float = 0.0  # Dropout before the adapters
+    gradient_checkpointing: bool = flag(False)  # Compute layers again in the backward pass: less memory, more time
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.lora_target_modules  # a spelling that cannot be read is refused here
+        _require(
+            not self.gradient_checkpointing or self.finetune_mode != "last_layer",
+            "--gradient_checkpointing only acts where layers train, not with --finetune_mode=last_layer",
+        )
         if self.finetune_mode != "lora":
             changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
             _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
