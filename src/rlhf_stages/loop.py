@@ -26,7 +26,6 @@ from rlhf_stages.loggers import check_loggers
 from rlhf_stages.plan import SEED_STRIDE
 
 Batch = TypeVar("Batch")
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def start_fabric(args: FabricArgs, seed: int) -> Fabric:
@@ -269,9 +268,3 @@ def _open_folder(directory: Path, args: TrainArgs, content: dict[str, Any]) -> t
     if args.resume_override:
         write_json(directory / "args.json", content)
     return step, False
-
-
-def freeze(fabric: Fabric, model: Module) -> Module:
-    """A model that only reads: evaluation mode, no gradients, on the device."""
-    model.eval().requires_grad_(False).to(fabric.device)
-    return model

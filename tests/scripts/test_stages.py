@@ -18,7 +18,7 @@ from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.keeper import Keeper
-from rlhf_stages.models import forward, loading
+from rlhf_stages.models import forward, frozen, loading, start
 from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rewards import learned
 from rlhf_stages.rollout import experience as rollout_experience
@@ -193,12 +193,12 @@ def watching():
     """What the script holds: the frozen models as they were at the start, the actor, and every experience."""
     seen = {"frozen": [], "experience": [], "updates": 0}
     load_scalar = learned.load_scalar
-    freeze, end_step, make, update = loop.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
+    freeze, end_step, make, update = frozen.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
 
-    def freezing(fabric, model):
-        frozen = freeze(fabric, model)
-        seen["frozen"].append((frozen, {name: weight.clone() for name, weight in frozen.state_dict().items()}))
-        return frozen
+    def freezing(model, *args, **more):
+        model = freeze(model, *args, **more)
+        seen["frozen"].append((model, {name: weight.clone() for name, weight in model.state_dict().items()}))
+        return model
 
     def loading(*args, **more):
         model = load_scalar(*args, **more)
@@ -218,7 +218,7 @@ def watching():
         return update(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "freeze", freezing)
+        patch.setattr(frozen, "freeze", freezing)
         patch.setattr(learned, "load_scalar", loading)
         patch.setattr(Keeper, "end_step", ending)
         patch.setattr(loop, "update", updating)
@@ -266,7 +266,7 @@ def test_without_learning_every_ratio_is_one_and_every_loss_is_known(tiny_run, t
 
 def test_only_actor_and_critic_move(tiny_run, learning):
     ppo, seen = learning
-    (reference, reference_before), (reward_model, reward_before) = seen["frozen"]
+    (reward_model, reward_before), (reference, reference_before) = seen["frozen"]
     assert same(reference.state_dict(), reference_before)
     assert same(reward_model.state_dict(), reward_before)
     assert not reference.training
@@ -515,7 +515,8 @@ def counting_loads():
         return load(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_causal", counted)
+        for module in (loading, frozen, start):
+            patch.setattr(module, "load_causal", counted)
         yield loads
 
 
@@ -635,6 +636,22 @@ def test_dpo_with_lora_has_no_second_model(tiny_run, tmp_path, watch):
     # off means off: the base below the adapters is what it was
     base = watch["actor"].state_dict()
     assert all(torch.equal(base[f"base_model.model.{n}".replace("c_attn.", "c_attn.base_layer.")], sft[n]) for n in sft)
+
+
+def test_ppo_with_lora_has_one_policy(tiny_run, tmp_path, watch):
+    """And the KL to what it was before its adapters is that to a second copy of it."""
+    with counting_loads() as loads:
+        run_ppo(tiny_run, tmp_path, *LORA, "--actor_learning_rate=1e-2")
+    assert len(loads) == 1
+    kls = [read_metrics(tmp_path / "toy" / "tiny" / "ppo")["train/kl_div_mean"]]
+    with pytest.MonkeyPatch.context() as patch, counting_loads() as loads:
+        separate = frozen.load_reference
+        patch.setattr(frozen, "load_reference", lambda *args: separate(*args[:5], own_class="some"))
+        run_ppo(tiny_run, tmp_path / "two", *LORA, "--actor_learning_rate=1e-2")
+    assert len(loads) == 2
+    kls.append(read_metrics(tmp_path / "two" / "toy" / "tiny" / "ppo")["train/kl_div_mean"])
+    assert kls[0] == kls[1]
+    assert last(kls[0]) > 1e-3
 
 
 def test_dpo_without_a_reference_loads_and_runs_none(tiny_run, tmp_path, watch, monkeypatch):

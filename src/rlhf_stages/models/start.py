@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_stages.args import ModelArgs, PPOArgs
 from rlhf_stages.experiment import parent_checkpoint
+from rlhf_stages.models.loading import load_causal, load_critic, prepare_training
+from rlhf_stages.models.own import own_actor, own_critic
+from rlhf_stages.models.scalar import ScalarModel
 
 
 def starting_point(model_name: str | None, *, sft: str | None) -> tuple[str | Path, dict[str, Path]]:
@@ -37,3 +43,17 @@ def check_model_name(model_name: str | None, parent_args: dict[str, Any], flag: 
             f"--model_name={model_name} contradicts {flag}, which was made from {parent}; its weights come from there,"
             " so leave --model_name out"
         )
+
+
+def start_actor(sft: Path, tokenizer: PreTrainedTokenizerBase, args: PPOArgs, model_args: ModelArgs) -> Any:
+    """The actor of PPO: the SFT model, ready to train. Raises ValueError as the functions that it calls."""
+    return own_actor(prepare_training(load_causal(sft, tokenizer, model_args), model_args), args)
+
+
+def start_critic(
+    sft: Path, rm: Path | None, tokenizer: PreTrainedTokenizerBase, args: PPOArgs, model_args: ModelArgs
+) -> ScalarModel:
+    """The critic of PPO on a network of its own. Raises ValueError as the functions that it calls."""
+    start = {"rm": rm or sft, "sft": sft}[args.critic_start]
+    critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_start == "rm")
+    return own_critic(prepare_training(critic, model_args), args)

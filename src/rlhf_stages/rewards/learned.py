@@ -19,6 +19,7 @@ from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerpri
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.functional.masking import length_mask
 from rlhf_stages.models.classifier import TextClassifier
+from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_scalar
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plugins import register_reward
@@ -52,7 +53,7 @@ class RewardModel:
         self._tokenizer = load_tokenizer(source, context.model_args.trust_remote_code)
         self.same_ids = fingerprint(self._tokenizer) == fingerprint(context.tokenizer)
         model = load_scalar(source, self._tokenizer, context.model_args, trained_head=True)
-        self.model: nn.Module = model.eval().requires_grad_(False).to(context.device)
+        self.model: nn.Module = freeze(model, context.device)
         window = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
         self._max_length = min(n for n in (max_length, window, 2**20) if n is not None)
 
