@@ -403,6 +403,8 @@ class PPOArgs(TrainArgs):
     actor_class: str | None = None  # Own actor, or actor and critic on one trunk: a name that a plugin registers
     critic_class: str | None = None  # Own critic: a name that a plugin registers
     share_actor_critic: bool = flag(False)  # The critic is a head on the actor's trunk: two networks less
+    # With LoRA the critic, or all (reward models too), have adapters of their own on the actor's frozen weights
+    share_backbone: Literal["none", "critic", "all"] = "none"
     critic_warmup_steps: int = 0  # Steps in which only the critic trains
     vf_coeff: float = 0.1  # Weight of the value loss
     value_loss: Literal["mse", "huber"] = "mse"  # Error of the values
@@ -477,6 +479,19 @@ class PPOArgs(TrainArgs):
         _require(
             not self.standardize_rewards or not (self.reward_config or self.reward or self.rm_experiment_dir is None),
             "--standardize_rewards is for --rm_experiment_dir alone; a part of several has `normalize: true`",
+        )
+        _require(
+            self.share_backbone == "none" or self.actor_class is None,
+            "--share_backbone shares the weights of the SFT model, not those of an --actor_class",
+        )
+        _require(
+            self.share_backbone != "critic" or self.critic == "separate",
+            "--share_backbone=critic only acts where there is a critic with adapters of its own:"
+            " --advantage_estimator=gae without --share_actor_critic",
+        )
+        _require(
+            self.share_backbone != "all" or self.critic == "separate" or self.rm_experiment_dir is not None,
+            "--share_backbone=all only acts with a critic or a reward model to share with",
         )
         critic = "critic_init critic_class share_actor_critic critic_warmup_steps vf_coeff value_loss value_clip_coeff"
         critic += " normalize_values gae_gamma gae_lambd"
