@@ -32,7 +32,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name
     from rlhf_stages.files import write_json, write_text
     from rlhf_stages.models.classifier import TextClassifier
-    from rlhf_stages.models.frozen import freeze
     from rlhf_stages.models.loading import load_causal, load_scalar
 
     # 1. Tokenizer, scorers, prompts
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         rm_checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")
         tokenizer = load_tokenizer(str(rm_checkpoint))
         info.check_tokenizer(tokenizer, str(rm_checkpoint))
-        reward_model = freeze(load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True), fabric.device)
+        reward_model = loop.freeze(fabric, load_scalar(rm_checkpoint, tokenizer, model_args, trained_head=True))
     results: dict[str, Any] = {"args": asdict(args), "generation": asdict(generation)}
     replies: dict[str, list[Reply]] = {}
     nll: dict[str, tuple[list[float], list[int]]] = {}
@@ -59,7 +58,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for checkpoint in checkpoints:
         tokenizer = load_tokenizer(str(checkpoint))
         info.check_tokenizer(tokenizer, str(checkpoint))
-        model = freeze(load_causal(checkpoint, tokenizer, model_args), fabric.device)
+        model = loop.freeze(fabric, load_causal(checkpoint, tokenizer, model_args))
         if not replies:
             reference = model
             prompts = f"finetune_{args.split}.pt" if is_dialogue else loop.prompt_shard_name(info.path, args.split)

@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> Path:
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
     reference = None
     if not args.reference_free:
-        reference = load_reference(model, start, tokenizer, model_args, fabric.device)
+        freeze = partial(loop.freeze, fabric, args=args)
+        reference = load_reference(model, start, tokenizer, args, model_args, freeze)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))

@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> Path:
     rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric, backbone)
     fabric.print(f"actor: {parameter_summary(actor)}")
     actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
-    reference = load_reference(actor, sft_checkpoint, tokenizer, model_args, fabric.device, args.actor_class)
+    freeze = partial(loop.freeze, fabric, args=args)
+    reference = load_reference(actor, sft_checkpoint, tokenizer, args, model_args, freeze)
     critic = critic_optimizer = critic_schedule = None
     if args.critic == "separate":
         critic = start_critic(sft_checkpoint, rm_checkpoint, tokenizer, args, model_args, backbone)

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rlhf_stages import loop
-from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, ModelArgs, TrainArgs
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.tokenizer import encode_prompt
 from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.models.loading import load_causal
 from rlhf_stages.plan import epoch_windows
 
 from helpers import (
@@ -349,6 +350,12 @@ def test_an_existing_run_is_one_error_on_every_process(fabric, info, tmp_path):
     with pytest.raises(ValueError, match="holds a run already"):
         open_it(follower, info, tmp_path)
     assert open_it(fabric, info, tmp_path, overwrite=True).dir == folder
+
+
+def test_freeze_is_for_reading_only(fabric, tmp_path):
+    model = loop.freeze(fabric, load_causal(save_causal(tmp_path), make_tokenizer(), ModelArgs()).train())
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_single_device_does_not_warn(tmp_path, fabric):

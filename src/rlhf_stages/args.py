@@ -356,7 +356,18 @@ class RMArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOArgs(TrainArgs):
+class FrozenArgs(TrainArgs):
+    """What the stages share that have models which only read: a reference, reward models."""
+
+    # Keep their weights in host memory, and on the device only while they read; slower by the time of the copies
+    offload_frozen: bool = flag(False)
+    # Their weights; bf16 halves them. Reward heads stay fp32, but other numbers are rounded: the KL to the reference is
+    # no longer 0 at the start, and scores differ in the third digit. With --precision=bf16-mixed it costs little
+    frozen_dtype: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArgs(FrozenArgs):
     """Proximal policy optimization. One step is one rollout of rollout_size prompts with its updates."""
 
     sft_experiment_dir: str  # SFT experiment (or one of its checkpoints): actor and reference start here
@@ -515,7 +526,7 @@ class PPOArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOArgs(TrainArgs):
+class DPOArgs(FrozenArgs):
     """Direct preference optimization."""
 
     sft_experiment_dir: str | None = None  # Policy and reference start from this SFT experiment; none: --model_name
@@ -533,6 +544,8 @@ class DPOArgs(TrainArgs):
             f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
             " would teach nothing or their opposite; it must be below 0.5",
         )
+        changed = [name for name in ("offload_frozen", "frozen_dtype") if _changed(self, name)]
+        _require(not self.reference_free or not changed, f"--{' --'.join(changed)} only act without --reference_free")
 
     @property
     def rate(self) -> tuple[float, str, int]:

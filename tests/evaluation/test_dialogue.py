@@ -10,8 +10,7 @@ from rlhf_stages.args import FabricArgs, ModelArgs
 from rlhf_stages.data.shards import Record
 from rlhf_stages.evaluation.dialogue import human_measures, intent_matches, measures, references_of, response_nll
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.loop import start_fabric
-from rlhf_stages.models.frozen import freeze
+from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal
 
 from helpers import make_tokenizer, save_causal
@@ -49,7 +48,7 @@ def total(measure):
 def test_nll_is_that_of_each_response_alone(tmp_path):
     fabric = start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
     tokenizer = make_tokenizer()
-    model = freeze(load_causal(save_causal(tmp_path, "llama"), tokenizer, ModelArgs()), fabric.device)
+    model = freeze(fabric, load_causal(save_causal(tmp_path, "llama"), tokenizer, ModelArgs()))
     totals, tokens = response_nll(model, RECORDS, tokenizer, fabric, batch_size=2)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     for row, (total_nll, count) in enumerate(zip(totals, tokens, strict=True)):

@@ -4,8 +4,7 @@ import torch
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
-from rlhf_stages.loop import start_fabric
-from rlhf_stages.models.frozen import freeze
+from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 
 from helpers import make_tokenizer, save_causal, save_classifier
@@ -30,12 +29,11 @@ def shard(tmp_path):
 
 
 def load(fabric, folder, seed=0):
-    return freeze(load_causal(save_causal(folder, seed=seed), make_tokenizer(), ModelArgs()), fabric.device)
+    return freeze(fabric, load_causal(save_causal(folder, seed=seed), make_tokenizer(), ModelArgs()))
 
 
 def load_reward(fabric, folder, kind="gpt2"):
-    model = load_scalar(save_classifier(folder, kind), make_tokenizer(), ModelArgs(), trained_head=True)
-    return freeze(model, fabric.device)
+    return freeze(fabric, load_scalar(save_classifier(folder, kind), make_tokenizer(), ModelArgs(), trained_head=True))
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

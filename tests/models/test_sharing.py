@@ -48,7 +48,7 @@ def head(critic):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_critic_adds_its_adapters_and_its_head_alone(tmp_path, kind):
     actor, critic = pair(tmp_path, kind)
-    reference = load_reference(actor, tmp_path, make_tokenizer(), LORA, torch.device("cpu"))
+    reference = load_reference(actor, tmp_path, make_tokenizer(), PPOArgs(**PPO), LORA, None)
     own = {name for name, parameter in critic.named_parameters() if parameter.requires_grad}
     assert {"lora_" in name or "score" in name for name in own} == {True}
     assert storages(critic.hf.get_base_model().base_model) & storages(actor)

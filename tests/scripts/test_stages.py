@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_stages import loop
-from rlhf_stages.args import GenerationArgs
+from rlhf_stages.args import GenerationArgs, ModelArgs
 from rlhf_stages.chat import ChatSession
 from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
@@ -193,10 +193,10 @@ def watching():
     """What the script holds: the frozen models as they were at the start, the actor, and every experience."""
     seen = {"frozen": [], "experience": [], "updates": 0}
     load_scalar = learned.load_scalar
-    freeze, end_step, make, update = frozen.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
+    freeze, end_step, make, update = loop.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
 
-    def freezing(model, *args, **more):
-        model = freeze(model, *args, **more)
+    def freezing(fabric, model, args=None):
+        model = freeze(fabric, model, args)
         seen["frozen"].append((model, {name: weight.clone() for name, weight in model.state_dict().items()}))
         return model
 
@@ -218,7 +218,7 @@ def watching():
         return update(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "freeze", freezing)
+        patch.setattr(loop, "freeze", freezing)
         patch.setattr(learned, "load_scalar", loading)
         patch.setattr(Keeper, "end_step", ending)
         patch.setattr(loop, "update", updating)
@@ -646,12 +646,24 @@ def test_ppo_with_lora_has_one_policy(tiny_run, tmp_path, watch):
     kls = [read_metrics(tmp_path / "toy" / "tiny" / "ppo")["train/kl_div_mean"]]
     with pytest.MonkeyPatch.context() as patch, counting_loads() as loads:
         separate = frozen.load_reference
-        patch.setattr(frozen, "load_reference", lambda *args: separate(*args[:5], own_class="some"))
+        patch.setattr(frozen, "load_reference", lambda *given: separate(*given[:4], ModelArgs(), given[5]))
         run_ppo(tiny_run, tmp_path / "two", *LORA, "--actor_learning_rate=1e-2")
     assert len(loads) == 2
     kls.append(read_metrics(tmp_path / "two" / "toy" / "tiny" / "ppo")["train/kl_div_mean"])
     assert kls[0] == kls[1]
     assert last(kls[0]) > 1e-3
+
+
+def test_frozen_models_in_host_memory_change_no_number_and_in_bf16_little(tiny_run, tmp_path):
+    for stage in (run_ppo, run_dpo):
+        plain, away, half = (
+            read_metrics(stage(tiny_run, tmp_path / f"{stage.__name__}{i}", "--log_interval=1", *flags))
+            for i, flags in enumerate(([], ["--offload_frozen"], ["--offload_frozen", "--frozen_dtype=bf16"]))
+        )
+        assert away == plain
+        loss = "val/loss" if stage is run_dpo else "val/reward_mean"
+        assert half[loss][0] != plain[loss][0]
+        assert half[loss][0] == pytest.approx(plain[loss][0], rel=0.1)
 
 
 def test_dpo_without_a_reference_loads_and_runs_none(tiny_run, tmp_path, watch, monkeypatch):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_stages.args import ModelArgs
+from rlhf_stages.args import FrozenArgs, ModelArgs
 from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
@@ -33,13 +33,15 @@ from rlhf_stages.rollout.texts import Samples
 class RewardContext:
     """What a reward that is a class may ask for.
 
-    The actor's tokenizer, the device, what model flags were given, and the trunk that reward models are to share.
+    The actor's tokenizer, the device, what model flags were given, the trunk that reward models are to share, and what
+    becomes of the weights of one that has its own.
     """
 
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     model_args: ModelArgs
     backbone: Backbone | None = None
+    frozen_args: FrozenArgs | None = None
 
 
 @register_reward("reward_model")
@@ -62,7 +64,7 @@ class RewardModel:
             model = load_scalar(source, self._tokenizer, context.model_args, trained_head=True)
         else:
             model = context.backbone.load_adapted(Path(source), self._tokenizer, context.model_args, trains=False)
-        self.model: nn.Module = freeze(model, context.device)
+        self.model: nn.Module = freeze(model, context.device, context.frozen_args if context.backbone is None else None)
         window = getattr(without_adapters(model.hf).config.get_text_config(), "max_position_embeddings", None)
         self._max_length = min(n for n in (max_length, window, 2**20) if n is not None)
 

@@ -39,7 +39,7 @@ def rewards_of_run(
         checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")
         specs.insert(0, RewardSpec(name="rm", kind="reward_model", options={"path": str(checkpoint)}))
     shared = backbone if args.share_backbone == "all" else None
-    rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args, shared))
+    rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args, shared, args))
     if checkpoint is None:
         return rewards, (0.0, 1.0), None
     first: RewardModel = rewards.parts[0].reward
