@@ -269,7 +269,8 @@ class TrainArgs(Args):
     gradient_clip_val: float = 1.0  # Largest gradient norm
     max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
-    optimizer: Literal["AdamW", "Adam"] = "AdamW"  # AdamW decays weights apart from the gradient, Adam within it
+    # AdamW decays weights apart from the gradient, Adam within it; AdamW8bit keeps its moments in 8 bit (bitsandbytes)
+    optimizer: Literal["AdamW", "Adam", "AdamW8bit"] = "AdamW"
     optimizer_eps: float = 1e-6  # Adam's epsilon
     optimizer_beta1: float = 0.9  # Adam's beta of the mean
     optimizer_beta2: float = 0.95  # Adam's beta of the variance

@@ -22,8 +22,8 @@ from transformers import (
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.models.actor_critic import ActorCritic
-from rlhf_stages.models.compiling import compile_layers
 from rlhf_stages.models.checkpointing import checkpoint_layers
+from rlhf_stages.models.compiling import compile_layers
 from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
