@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.functional.dpo import dpo_loss, implicit_rewards
     from rlhf_stages.functional.metrics import pair_statistics
     from rlhf_stages.keeper import Keeper
-    from rlhf_stages.models.forward import adapters_off, sequence_logprobs, unwrap
+    from rlhf_stages.models.forward import sequence_logprobs, unwrap
+    from rlhf_stages.models.frozen import load_reference
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.models.start import starting_point
     from rlhf_stages.optim import set_up
@@ -51,12 +52,13 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     model_args = replace(model_args, disable_dropout=True)
     model = prepare_training(load_causal(start, tokenizer, model_args), model_args)
-    reference = None
-    if not args.reference_free and model_args.finetune_mode != "lora":
-        reference = loop.freeze(fabric, load_causal(start, tokenizer, model_args))
     fabric.print(parameter_summary(model))
     plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
+    reference = None
+    if not args.reference_free:
+        freeze = partial(loop.freeze, fabric, args=args)
+        reference = load_reference(model, start, tokenizer, args, model_args, freeze)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
@@ -74,11 +76,8 @@ def main(argv: list[str] | None = None) -> Path:
 
     @torch.no_grad()
     def ref_text_logprobs(batch: PreferenceBatch) -> torch.Tensor:
-        if args.reference_free:
-            return torch.zeros(len(batch.input_ids), device=fabric.device)
         if reference is None:
-            with adapters_off(model):
-                return text_logprobs(model, batch)
+            return torch.zeros(len(batch.input_ids), device=fabric.device)
         with fabric.autocast():
             return text_logprobs(reference, batch)
 

@@ -30,10 +30,10 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.keeper import Keeper
     from rlhf_stages.kl_control import make_kl_control
     from rlhf_stages.models.actor_critic import policy_of
-    from rlhf_stages.models.forward import check_context
-    from rlhf_stages.models.loading import load_causal, load_critic, parameter_summary, prepare_training
-    from rlhf_stages.models.own import own_actor, own_critic
-    from rlhf_stages.models.start import check_model_name
+    from rlhf_stages.models.frozen import load_reference
+    from rlhf_stages.models.loading import parameter_summary
+    from rlhf_stages.models.sharing import shared_backbone
+    from rlhf_stages.models.start import check_model_name, start_actor, start_critic
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, update_windows, validation_batches
     from rlhf_stages.plugins import load_plugins
@@ -77,17 +77,16 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=batch_size)
     model_args = replace(model_args, disable_dropout=True)
-    reference = loop.freeze(fabric, load_causal(sft_checkpoint, tokenizer, model_args))
-    check_context(reference, longest + rollout_args.max_new_tokens)
-    rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric)
-    actor = own_actor(prepare_training(load_causal(sft_checkpoint, tokenizer, model_args), model_args), args)
+    actor = start_actor(sft_checkpoint, tokenizer, args, model_args, longest + rollout_args.max_new_tokens)
+    backbone = shared_backbone(args, model_args, fabric_args, policy_of(actor), sft_checkpoint)
+    rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric, backbone)
     fabric.print(f"actor: {parameter_summary(actor)}")
     actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
+    freeze = partial(loop.freeze, fabric, args=args)
+    reference = load_reference(actor, sft_checkpoint, tokenizer, args, model_args, freeze)
     critic = critic_optimizer = critic_schedule = None
     if args.critic == "separate":
-        start = {"rm": rm_checkpoint, "sft": sft_checkpoint}[args.critic_start]
-        critic = load_critic(start, tokenizer, model_args, trained_head=args.critic_start == "rm")
-        critic = own_critic(prepare_training(critic, model_args), args)
+        critic = start_critic(sft_checkpoint, rm_checkpoint, tokenizer, args, model_args, backbone)
         fabric.print(f"critic: {parameter_summary(critic)}")
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
     generator = make_generator(

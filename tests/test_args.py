@@ -14,6 +14,7 @@ from rlhf_stages.args import (
     DPOArgs,
     EvaluateArgs,
     FabricArgs,
+    FrozenArgs,
     GenerationArgs,
     ImportGgufArgs,
     ModelArgs,
@@ -36,6 +37,7 @@ REQUIRED = {
     GenerationArgs: [],
     RolloutArgs: [],
     TrainArgs: [],
+    FrozenArgs: [],
     SFTArgs: [],
     RMArgs: [],
     PPOArgs: ["--sft_experiment_dir=s", "--rm_experiment_dir=r"],
@@ -461,6 +463,10 @@ def test_several_lora_flags_are_named_together(capsys):
         ("--lora_rank=0 --finetune_mode=lora", "--lora_rank lies between 1"),
         ("--load_in_8bit", "--load_in_8bit only acts with --finetune_mode=lora"),
         ("--finetune_mode=head", "invalid choice: 'head'"),
+        (
+            "--finetune_mode=last_layer --gradient_checkpointing",
+            "--gradient_checkpointing only acts where layers",
+        ),
     ],
 )
 def test_model_refuses(capsys, argv, message):
@@ -514,6 +520,9 @@ def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
         ("--huber_delta=1", "--huber_delta only act with --value_loss=huber"),
         ("--advantage_estimator=rloo --vf_coeff=1", "--vf_coeff only act with --advantage_estimator=gae"),
         ("--advantage_estimator=grpo --critic_init=sft", "--critic_init only act with --advantage_estimator=gae"),
+        ("--share_backbone=all --actor_class=mine", "--share_backbone shares the weights of the SFT model, not those"),
+        ("--share_backbone=critic --share_actor_critic", "--share_backbone=critic only acts where there is a critic"),
+        ("--share_backbone=critic --advantage_estimator=rloo", "--share_backbone=critic only acts where there is a"),
         ("--share_actor_critic --critic_warmup_steps=1", "--critic_warmup_steps only act with --share_actor_critic=F"),
         ("--dual_clip=0.5", "--dual_clip is 0 or more than 1, got 0.5"),
         (

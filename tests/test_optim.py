@@ -1,12 +1,18 @@
 import math
 import warnings
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
+from rlhf_stages import optim
 from rlhf_stages.args import TrainArgs
-from rlhf_stages.optim import learning_rate_factor, make_optimizer, make_schedule
+from rlhf_stages.optim import can_fuse, learning_rate_factor, make_optimizer, make_schedule, set_up
+from rlhf_stages.state import on_host, read_state, write_state
 
 
 def model():
@@ -95,6 +101,86 @@ def test_one_step_of_adamw_by_hand():
     optimizer.step()
     assert layer.weight.item() == pytest.approx(1 - 0.1 * 0.5 - 0.1, rel=1e-5)
     assert layer.bias.item() == pytest.approx(1 - 0.1, rel=1e-5)
+
+
+def steps(optimizer_args, fused=False, count=5, sizes=(80, 60)):
+    """Weights after some steps on fixed gradients, and the optimizer."""
+    torch.manual_seed(0)
+    layer = nn.Linear(*sizes)
+    optimizer = make_optimizer(layer, optimizer_args, 0.01, fused)
+    for _ in range(count):
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in layer.parameters()]), optimizer
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_a_fused_optimizer_is_the_same(name):
+    args = TrainArgs(optimizer=name, weight_decay=0.3)
+    (expected, plain), (found, fused) = steps(args), steps(args, fused=True)
+    assert [group["fused"] for group in plain.param_groups] == [None] * 2
+    assert [group["fused"] for group in fused.param_groups] == [True] * 2
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "scaler", "fits"), [("cuda", None, True), ("cuda", "a loss scale", False), ("cpu", None, False)]
+)
+def test_where_a_fused_optimizer_fits(device, scaler, fits):
+    strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
+    assert can_fuse(SimpleNamespace(device=torch.device(device), strategy=strategy)) is fits
+
+
+def test_on_a_cpu_nothing_is_fused():
+    fabric = Fabric(accelerator="cpu", devices=1)
+    _, optimizer, _ = set_up(fabric, model(), TrainArgs(), (0.01, "constant", 0), 10)
+    assert [group["fused"] for group in optimizer.param_groups] == [None] * 2
+
+
+def test_eight_bit_moments_without_the_package(monkeypatch):
+    monkeypatch.setattr(optim, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"AdamW8bit needs bitsandbytes: pip install 'rlhf_stages\[memory\]'"):
+        make_optimizer(model(), TrainArgs(optimizer="AdamW8bit"), 0.01)
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+def test_eight_bit_moments_are_not_for_split_weights(strategy):
+    fabric = SimpleNamespace(strategy=strategy.__new__(strategy))
+    with pytest.raises(ValueError, match="--optimizer=AdamW8bit does not go with FSDP"):
+        set_up(fabric, model(), TrainArgs(optimizer="AdamW8bit"), (0.01, "constant", 0), 10)
+
+
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra memory")
+
+
+@needs_bitsandbytes
+def test_eight_bit_moments_are_nearly_those_of_adamw(tmp_path):
+    settings = {"weight_decay": 0.3, "optimizer_eps": 1e-6, "optimizer_beta1": 0.8, "optimizer_beta2": 0.9}
+    (expected, _), (found, optimizer) = (steps(TrainArgs(optimizer=n, **settings)) for n in ("AdamW", "AdamW8bit"))
+    # five steps of at most 0.01; 8 bits in blocks leave a few percent of that
+    assert 1e-6 < (found - expected).abs().mean() < 0.002
+    assert (found - expected).abs().max() < 0.02
+    sizes = {tuple(p.shape): s["state1"].element_size() for p, s in optimizer.state.items()}
+    assert sizes == {(60, 80): 1, (60,): 4}  # small tensors keep fp32
+    # what is written and read back, as by a resumed run, goes on with the same bits
+    write_state(on_host(optimizer.state_dict()), "optimizer", tmp_path)
+    going_on = []
+    for restore in (False, True):
+        again, other = steps(TrainArgs(optimizer="AdamW8bit", **settings), count=5)
+        if restore:
+            _, other = steps(TrainArgs(optimizer="AdamW8bit", **settings), count=2)
+            other.load_state_dict(read_state(tmp_path, "optimizer"))
+            with torch.no_grad():
+                weight, bias = other.param_groups[0]["params"][0], other.param_groups[1]["params"][0]
+                weight.copy_(again[: weight.numel()].view_as(weight))
+                bias.copy_(again[weight.numel() :])
+        for parameter in (p for group in other.param_groups for p in group["params"]):
+            parameter.grad = torch.ones_like(parameter)
+        other.step()
+        going_on.append([p.detach() for group in other.param_groups for p in group["params"]])
+    for one, two in zip(*going_on, strict=True):
+        assert torch.equal(one, two)
 
 
 def test_frozen_parameters_are_left_out():

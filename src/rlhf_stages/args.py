@@ -151,10 +151,15 @@ class ModelArgs(Args):
     lora_rank: int = 8  # Rank of the adapters
     lora_alpha: float = 1.0  # The adapters are scaled by alpha / rank
     lora_dropout: float = 0.0  # Dropout before the adapters
+    gradient_checkpointing: bool = flag(False)  # Compute layers again in the backward pass: less memory, more time
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.lora_target_modules  # a spelling that cannot be read is refused here
+        _require(
+            not self.gradient_checkpointing or self.finetune_mode != "last_layer",
+            "--gradient_checkpointing only acts where layers train, not with --finetune_mode=last_layer",
+        )
         if self.finetune_mode != "lora":
             changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
             _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
@@ -264,7 +269,8 @@ class TrainArgs(Args):
     gradient_clip_val: float = 1.0  # Largest gradient norm
     max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
-    optimizer: Literal["AdamW", "Adam"] = "AdamW"  # AdamW decays weights apart from the gradient, Adam within it
+    # AdamW decays weights apart from the gradient, Adam within it; AdamW8bit keeps its moments in 8 bit (bitsandbytes)
+    optimizer: Literal["AdamW", "Adam", "AdamW8bit"] = "AdamW"
     optimizer_eps: float = 1e-6  # Adam's epsilon
     optimizer_beta1: float = 0.9  # Adam's beta of the mean
     optimizer_beta2: float = 0.95  # Adam's beta of the variance
@@ -351,7 +357,18 @@ class RMArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOArgs(TrainArgs):
+class FrozenArgs(TrainArgs):
+    """What the stages share that have models which only read: a reference, reward models."""
+
+    # Keep their weights in host memory, and on the device only while they read; slower by the time of the copies
+    offload_frozen: bool = flag(False)
+    # Their weights; bf16 halves them. Reward heads stay fp32, but other numbers are rounded: the KL to the reference is
+    # no longer 0 at the start, and scores differ in the third digit. With --precision=bf16-mixed it costs little
+    frozen_dtype: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArgs(FrozenArgs):
     """Proximal policy optimization. One step is one rollout of rollout_size prompts with its updates."""
 
     sft_experiment_dir: str  # SFT experiment (or one of its checkpoints): actor and reference start here
@@ -398,6 +415,8 @@ class PPOArgs(TrainArgs):
     actor_class: str | None = None  # Own actor, or actor and critic on one trunk: a name that a plugin registers
     critic_class: str | None = None  # Own critic: a name that a plugin registers
     share_actor_critic: bool = flag(False)  # The critic is a head on the actor's trunk: two networks less
+    # With LoRA the critic, or all (reward models too), have adapters of their own on the actor's frozen weights
+    share_backbone: Literal["none", "critic", "all"] = "none"
     critic_warmup_steps: int = 0  # Steps in which only the critic trains
     vf_coeff: float = 0.1  # Weight of the value loss
     value_loss: Literal["mse", "huber"] = "mse"  # Error of the values
@@ -473,6 +492,19 @@ class PPOArgs(TrainArgs):
             not self.standardize_rewards or not (self.reward_config or self.reward or self.rm_experiment_dir is None),
             "--standardize_rewards is for --rm_experiment_dir alone; a part of several has `normalize: true`",
         )
+        _require(
+            self.share_backbone == "none" or self.actor_class is None,
+            "--share_backbone shares the weights of the SFT model, not those of an --actor_class",
+        )
+        _require(
+            self.share_backbone != "critic" or self.critic == "separate",
+            "--share_backbone=critic only acts where there is a critic with adapters of its own:"
+            " --advantage_estimator=gae without --share_actor_critic",
+        )
+        _require(
+            self.share_backbone != "all" or self.critic == "separate" or self.rm_experiment_dir is not None,
+            "--share_backbone=all only acts with a critic or a reward model to share with",
+        )
         critic = "critic_init critic_class share_actor_critic critic_warmup_steps vf_coeff value_loss value_clip_coeff"
         critic += " normalize_values gae_gamma gae_lambd"
         separate = ("critic_init", "critic_class", "critic_warmup_steps")
@@ -495,7 +527,7 @@ class PPOArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOArgs(TrainArgs):
+class DPOArgs(FrozenArgs):
     """Direct preference optimization."""
 
     sft_experiment_dir: str | None = None  # Policy and reference start from this SFT experiment; none: --model_name
@@ -513,6 +545,8 @@ class DPOArgs(TrainArgs):
             f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
             " would teach nothing or their opposite; it must be below 0.5",
         )
+        changed = [name for name in ("offload_frozen", "frozen_dtype") if _changed(self, name)]
+        _require(not self.reference_free or not changed, f"--{' --'.join(changed)} only act without --reference_free")
 
     @property
     def rate(self) -> tuple[float, str, int]:

@@ -33,6 +33,7 @@ _FREE = {
     *("num_workers", "data_dir", "source", "log_dir", "experiment_name", "sft_experiment_dir", "rm_experiment_dir"),
     *("reward_config", "reward"),  # what they say stands under `rewards`
     *("loggers", "wandb_project", "wandb_entity", "wandb_mode"),
+    *("gradient_checkpointing", "offload_frozen"),
 }
 
 

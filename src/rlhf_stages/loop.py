@@ -14,7 +14,7 @@ from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, FrozenArgs, TrainArgs
 from rlhf_stages.cli import Finished
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.labelled import LabelledData
@@ -23,6 +23,7 @@ from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.files import write_json
 from rlhf_stages.interruption import end_with_parent
 from rlhf_stages.loggers import check_loggers
+from rlhf_stages.models import frozen
 from rlhf_stages.plan import SEED_STRIDE
 
 Batch = TypeVar("Batch")
@@ -271,7 +272,6 @@ def _open_folder(directory: Path, args: TrainArgs, content: dict[str, Any]) -> t
     return step, False
 
 
-def freeze(fabric: Fabric, model: Module) -> Module:
-    """A model that only reads: evaluation mode, no gradients, on the device."""
-    model.eval().requires_grad_(False).to(fabric.device)
-    return model
+def freeze(fabric: Fabric, model: Module, args: FrozenArgs | None = None) -> Module:
+    """A model that only reads: evaluation mode, no gradients, on the device or where the flags about it say."""
+    return frozen.freeze(model, fabric.device, args)

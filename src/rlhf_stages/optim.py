@@ -2,10 +2,12 @@
 
 import math
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -15,11 +17,14 @@ from rlhf_stages.args import TrainArgs
 MINIMUM_LEARNING_RATE = 1e-6
 
 
-def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float) -> Optimizer:
+def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float, fused: bool = False) -> Optimizer:
     """Adam or AdamW over what trains; only tensors of two or more dimensions decay.
 
+    Args:
+        fused: one kernel for all of a step of Adam and AdamW, see `can_fuse`.
+
     Raises:
-        ValueError: nothing trains.
+        ValueError: nothing trains, or a package is missing.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -28,13 +33,32 @@ def make_optimizer(model: nn.Module, args: TrainArgs, learning_rate: float) -> O
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": args.weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
-    cls = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}[args.optimizer]
+    cls: Any = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "AdamW8bit": _adamw8bit}[args.optimizer]
     optimizer: Optimizer = cls(
         [group for group in groups if group["params"]],
         lr=learning_rate,
         betas=(args.optimizer_beta1, args.optimizer_beta2),
         eps=args.optimizer_eps,
+        **({"fused": True} if fused and args.optimizer != "AdamW8bit" else {}),
     )
+    return optimizer
+
+
+def can_fuse(fabric: Fabric) -> bool:
+    """Whether a fused optimizer fits: on a GPU, but not beside the loss scale of 16-mixed.
+
+    A fused step would divide by that scale itself, which is too late to clip the gradient: Fabric refuses it.
+    """
+    return fabric.device.type == "cuda" and getattr(fabric.strategy.precision, "scaler", None) is None
+
+
+def _adamw8bit(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
+    """AdamW whose two moments are kept in 8 bit, in blocks of 256 (Dettmers et al. 2022); small tensors keep fp32."""
+    if find_spec("bitsandbytes") is None:
+        raise ValueError("--optimizer=AdamW8bit needs bitsandbytes: pip install 'rlhf_stages[memory]'")
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer: Optimizer = AdamW8bit(groups, **settings)
     return optimizer
 
 
@@ -61,8 +85,14 @@ def make_schedule(optimizer: Optimizer, rate: tuple[float, str, int], total_step
 def set_up(
     fabric: Fabric, model: nn.Module, args: TrainArgs, rate: tuple[float, str, int], total_steps: int
 ) -> tuple[Any, Any, LambdaLR]:
-    """Give Fabric a model and its optimizer, and make its schedule (see `make_schedule`)."""
-    optimizer = make_optimizer(model, args, rate[0])
+    """Give Fabric a model and its optimizer, and make its schedule (see `make_schedule`).
+
+    Raises:
+        ValueError: as `make_optimizer`, or an optimizer does not go with the strategy.
+    """
+    if args.optimizer == "AdamW8bit" and isinstance(fabric.strategy, (FSDPStrategy, ModelParallelStrategy)):
+        raise ValueError("--optimizer=AdamW8bit does not go with FSDP, which splits each weight")
+    optimizer = make_optimizer(model, args, rate[0], can_fuse(fabric))
     schedule = make_schedule(optimizer, rate, total_steps)
     prepared: Any = fabric.setup(model, optimizer)
     return *prepared, schedule

@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_stages.args import FabricArgs, ModelArgs, RolloutArgs
+from rlhf_stages.args import FabricArgs, FrozenArgs, ModelArgs, RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.loop import start_fabric
 from rlhf_stages.models.dropout import disable_dropout
+from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_causal
 from rlhf_stages.rollout.generators import HuggingFaceGenerator
 from rlhf_stages.rollout.self_check import self_check
@@ -20,13 +21,14 @@ ARGS = RolloutArgs(max_new_tokens=12, temperature=0.7)
 SAMPLER = plain_sampler(0.7)
 
 
-def check(folder, kind="gpt2", edit=None, args=ARGS, sampler=SAMPLER, precision="32-true", pad=PAD):
-    """The self-check of a fresh actor and reference; `edit` may break the actor."""
+def check(folder, kind="gpt2", edit=None, args=ARGS, sampler=SAMPLER, precision="32-true", pad=PAD, frozen=None):
+    """The self-check of a fresh actor and reference; `edit` may break the actor, `frozen` is done to the reference."""
     fabric = start_fabric(FabricArgs(accelerator="cpu", devices="1", precision=precision), seed=1)
     folder = save_causal(folder, kind, dropout=0.3, generation_config=HOSTILE)
     actor, reference = (load_causal(folder, make_tokenizer(), ModelArgs(disable_dropout=True)) for _ in range(2))
     if edit is not None:
         edit(actor)
+    reference = freeze(reference, fabric.device, frozen)
     prompts = PromptBatch(*left_padded(ROWS, pad))
     generator = HuggingFaceGenerator(actor, args, sampler, pad, fabric)
     return self_check(fabric.setup_module(actor), reference, prompts, generator, sampler, fabric)
@@ -46,6 +48,20 @@ def test_what_is_sampled_is_what_is_scored_and_trained(tmp_path, kind, pad):
 def test_bf16_has_more_room(tmp_path):
     sampled, *_ = check(tmp_path, "llama", precision="bf16-mixed")
     assert 0 < sampled.max_log_ratio < 2
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reference_in_bf16_has_more_room_and_no_more_than_that(tmp_path, kind, precision):
+    half = FrozenArgs(frozen_dtype="bf16")
+    *_, referred = check(tmp_path, kind, precision=precision, frozen=half)
+    assert 1e-4 < referred.max_log_ratio < 2
+    assert 0 < referred.mean_kl < 5e-3
+    if kind == "gpt2" and precision == "32-true":
+        with pytest.raises(ValueError, match=r"actor and reference: .*rounding explains 2 and 0\.005"):
+            check(tmp_path, kind, moved, frozen=half)
+        with pytest.raises(ValueError, match=r"sampler and scorer: .*rounding explains 0\.1 and 0\.0001"):
+            check(tmp_path, kind, penalty, frozen=half)
 
 
 def wrong_dropout(actor):

@@ -43,6 +43,9 @@ KINDS = {
     "ppo": ("ppo", [*PPO, "--normalize_values", "--critic_lr_warmup_steps=2", "--critic_warmup_steps=1", REWARD]),
     "ppo-shared": ("ppo", [f for f in PPO if "critic" not in f] + ["--share_actor_critic", *LORA]),
     "ppo-lora": ("ppo", [*PPO, *LORA, "--num_return_sequences=2"]),
+    "ppo-backbone": (
+        "ppo", [*PPO, *LORA, "--share_backbone=critic", "--critic_init=sft", "--gradient_checkpointing"]
+    ),
     "ppo-rloo": (
         "ppo", [f for f in PPO if "critic" not in f] + ["--advantage_estimator=rloo", "--num_return_sequences=2"]
     ),
@@ -97,7 +100,7 @@ def copy_of(experiment, folder):
     return target
 
 
-SLOW = {"sft-lora", "sft-last", "rm-lora", "classifier-lora", "ppo-shared", "ppo-lora", "ppo-rloo"}
+SLOW = {"sft-lora", "sft-last", "rm-lora", "classifier-lora", "ppo-shared", "ppo-lora", "ppo-backbone", "ppo-rloo"}
 POINTS = [
     pytest.param(kind, step, marks=[pytest.mark.slow] if kind in SLOW or step != 4 else [], id=f"{kind}-{step}")
     for kind in KINDS

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_stages import loop
-from rlhf_stages.args import GenerationArgs
+from rlhf_stages.args import GenerationArgs, ModelArgs
 from rlhf_stages.chat import ChatSession
 from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.keeper import Keeper
-from rlhf_stages.models import forward, loading
+from rlhf_stages.models import forward, frozen, loading, start
 from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rewards import learned
 from rlhf_stages.rollout import experience as rollout_experience
@@ -195,10 +195,10 @@ def watching():
     load_scalar = learned.load_scalar
     freeze, end_step, make, update = loop.freeze, Keeper.end_step, rollout_experience.make_experience, loop.update
 
-    def freezing(fabric, model):
-        frozen = freeze(fabric, model)
-        seen["frozen"].append((frozen, {name: weight.clone() for name, weight in frozen.state_dict().items()}))
-        return frozen
+    def freezing(fabric, model, args=None):
+        model = freeze(fabric, model, args)
+        seen["frozen"].append((model, {name: weight.clone() for name, weight in model.state_dict().items()}))
+        return model
 
     def loading(*args, **more):
         model = load_scalar(*args, **more)
@@ -266,7 +266,7 @@ def test_without_learning_every_ratio_is_one_and_every_loss_is_known(tiny_run, t
 
 def test_only_actor_and_critic_move(tiny_run, learning):
     ppo, seen = learning
-    (reference, reference_before), (reward_model, reward_before) = seen["frozen"]
+    (reward_model, reward_before), (reference, reference_before) = seen["frozen"]
     assert same(reference.state_dict(), reference_before)
     assert same(reward_model.state_dict(), reward_before)
     assert not reference.training
@@ -515,7 +515,8 @@ def counting_loads():
         return load(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_causal", counted)
+        for module in (loading, frozen, start):
+            patch.setattr(module, "load_causal", counted)
         yield loads
 
 
@@ -635,6 +636,34 @@ def test_dpo_with_lora_has_no_second_model(tiny_run, tmp_path, watch):
     # off means off: the base below the adapters is what it was
     base = watch["actor"].state_dict()
     assert all(torch.equal(base[f"base_model.model.{n}".replace("c_attn.", "c_attn.base_layer.")], sft[n]) for n in sft)
+
+
+def test_ppo_with_lora_has_one_policy(tiny_run, tmp_path, watch):
+    """And the KL to what it was before its adapters is that to a second copy of it."""
+    with counting_loads() as loads:
+        run_ppo(tiny_run, tmp_path, *LORA, "--actor_learning_rate=1e-2")
+    assert len(loads) == 1
+    kls = [read_metrics(tmp_path / "toy" / "tiny" / "ppo")["train/kl_div_mean"]]
+    with pytest.MonkeyPatch.context() as patch, counting_loads() as loads:
+        separate = frozen.load_reference
+        patch.setattr(frozen, "load_reference", lambda *given: separate(*given[:4], ModelArgs(), given[5]))
+        run_ppo(tiny_run, tmp_path / "two", *LORA, "--actor_learning_rate=1e-2")
+    assert len(loads) == 2
+    kls.append(read_metrics(tmp_path / "two" / "toy" / "tiny" / "ppo")["train/kl_div_mean"])
+    assert kls[0] == kls[1]
+    assert last(kls[0]) > 1e-3
+
+
+def test_frozen_models_in_host_memory_change_no_number_and_in_bf16_little(tiny_run, tmp_path):
+    for stage in (run_ppo, run_dpo):
+        plain, away, half = (
+            read_metrics(stage(tiny_run, tmp_path / f"{stage.__name__}{i}", "--log_interval=1", *flags))
+            for i, flags in enumerate(([], ["--offload_frozen"], ["--offload_frozen", "--frozen_dtype=bf16"]))
+        )
+        assert away == plain
+        loss = "val/loss" if stage is run_dpo else "val/reward_mean"
+        assert half[loss][0] != plain[loss][0]
+        assert half[loss][0] == pytest.approx(plain[loss][0], rel=0.1)
 
 
 def test_dpo_without_a_reference_loads_and_runs_none(tiny_run, tmp_path, watch, monkeypatch):

@@ -50,6 +50,28 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class AdaptersOff(nn.Module):
+    """A causal model with its LoRA adapters off whenever it is called: the reference of the policy that it is, too.
+
+    Args:
+        model: peft's wrapper of a causal model, or what `fabric.setup` made of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        """What the causal model gives."""
+        with adapters_off(self.model):
+            return self.model(**inputs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output layer, which the two share."""
+        layer: nn.Module = unwrap(self.model).get_output_embeddings()
+        return layer
+
+
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits at every token of right-padded texts, (B, T) -> (B, T, V); what stands at padding means nothing.
 

@@ -22,6 +22,7 @@ from transformers import (
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.models.actor_critic import ActorCritic
+from rlhf_stages.models.checkpointing import checkpoint_layers
 from rlhf_stages.models.compiling import compile_layers
 from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
@@ -132,11 +133,13 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
     The last layer is the output embedding of a causal model, the head of a scalar one. With LoRA a head trains fully.
 
     Raises:
-        ValueError: the LoRA targets are not in the model.
+        ValueError: the LoRA targets are not in the model, or it cannot do what a flag asks for.
     """
+    hf = model.hf if isinstance(model, ScalarModel) else model
+    if args.gradient_checkpointing:
+        checkpoint_layers(hf)
     if args.finetune_mode == "all":
         return model.requires_grad_(True)
-    hf = model.hf if isinstance(model, ScalarModel) else model
     model.requires_grad_(False)
     if args.finetune_mode == "last_layer":
         head = getattr(hf, model.head_name) if isinstance(model, ScalarModel) else hf.get_output_embeddings()

@@ -53,13 +53,18 @@ def encoder_logits(hf: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor
     """Logits (B, L) fp32 of an encoder with L labels, for right-padded texts."""
     classifier = without_adapters(hf)
     pooled: list[Tensor] = []
-    hook = classifier.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+
+    def note(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        pooled.append(inputs[0].float())  # the head is fp32 even where the trunk is not
+        return (pooled[0],)
+
+    hook = classifier.classifier.register_forward_pre_hook(note)
     try:
         classifier(input_ids=input_ids, attention_mask=attention_mask)
     finally:
         hook.remove()
     with torch.autocast(input_ids.device.type, enabled=False):  # the head once more, as this one is fp32
-        logits: Tensor = classifier.classifier(pooled[0].float())
+        logits: Tensor = classifier.classifier(pooled[0])
     return logits
 
 

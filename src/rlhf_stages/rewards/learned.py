@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_stages.args import ModelArgs
+from rlhf_stages.args import FrozenArgs, ModelArgs
 from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.functional.masking import length_mask
 from rlhf_stages.models.classifier import TextClassifier
+from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_scalar
 from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.models.sharing import Backbone
 from rlhf_stages.plugins import register_reward
 from rlhf_stages.rollout.collect import Texts
 from rlhf_stages.rollout.texts import Samples
@@ -28,11 +31,17 @@ from rlhf_stages.rollout.texts import Samples
 
 @dataclass(frozen=True)
 class RewardContext:
-    """What a reward that is a class may ask for: the actor's tokenizer, the device, and what model flags were given."""
+    """What a reward that is a class may ask for.
+
+    The actor's tokenizer, the device, what model flags were given, the trunk that reward models are to share, and what
+    becomes of the weights of one that has its own.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     model_args: ModelArgs
+    backbone: Backbone | None = None
+    frozen_args: FrozenArgs | None = None
 
 
 @register_reward("reward_model")
@@ -51,9 +60,12 @@ class RewardModel:
         source = str(self.checkpoint or path)
         self._tokenizer = load_tokenizer(source, context.model_args.trust_remote_code)
         self.same_ids = fingerprint(self._tokenizer) == fingerprint(context.tokenizer)
-        model = load_scalar(source, self._tokenizer, context.model_args, trained_head=True)
-        self.model: nn.Module = model.eval().requires_grad_(False).to(context.device)
-        window = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
+        if context.backbone is None:
+            model = load_scalar(source, self._tokenizer, context.model_args, trained_head=True)
+        else:
+            model = context.backbone.load_adapted(Path(source), self._tokenizer, context.model_args, trains=False)
+        self.model: nn.Module = freeze(model, context.device, context.frozen_args if context.backbone is None else None)
+        window = getattr(without_adapters(model.hf).config.get_text_config(), "max_position_embeddings", None)
         self._max_length = min(n for n in (max_length, window, 2**20) if n is not None)
 
     def read(self, texts: Texts, samples: Samples) -> Tensor:

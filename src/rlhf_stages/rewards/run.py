@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import ModelArgs, PPOArgs
 from rlhf_stages.experiment import parent_checkpoint
 from rlhf_stages.models.scalar import reward_scale
+from rlhf_stages.models.sharing import Backbone
 from rlhf_stages.plugins import METRICS, call, where
 from rlhf_stages.rewards.composite import Rewards, make_rewards
 from rlhf_stages.rewards.learned import RewardContext, RewardModel
@@ -16,9 +17,16 @@ from rlhf_stages.rollout.collect import Rollout
 
 
 def rewards_of_run(
-    args: PPOArgs, model_args: ModelArgs, tokenizer: PreTrainedTokenizerBase, fabric: Fabric
+    args: PPOArgs,
+    model_args: ModelArgs,
+    tokenizer: PreTrainedTokenizerBase,
+    fabric: Fabric,
+    backbone: Backbone | None = None,
 ) -> tuple[Rewards, tuple[float, float], Path | None]:
     """The reward model of `--rm_experiment_dir`, called `rm`, and the parts of `--reward_config` and `--reward`.
+
+    Args:
+        backbone: what `--share_backbone` shares.
 
     Returns:
         Rewards; mean and deviation by which `--standardize_rewards` scales the scores; the reward model's checkpoint.
@@ -30,7 +38,8 @@ def rewards_of_run(
     if args.rm_experiment_dir is not None:
         checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")
         specs.insert(0, RewardSpec(name="rm", kind="reward_model", options={"path": str(checkpoint)}))
-    rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args))
+    shared = backbone if args.share_backbone == "all" else None
+    rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args, shared, args))
     if checkpoint is None:
         return rewards, (0.0, 1.0), None
     first: RewardModel = rewards.parts[0].reward

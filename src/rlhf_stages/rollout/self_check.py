@@ -1,5 +1,6 @@
 """A look at the first batch of a PPO run: is what was sampled also what is scored and trained?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -67,14 +68,21 @@ def self_check(
         _agreement("scorer and update", scored, trained, responses.mask, fabric),
         _agreement("actor and reference", scored, referred, responses.mask, fabric),
     ]
-    mean, largest = TOLERANCES[str(fabric._precision.precision)]
-    for agreement in found:
+    for agreement, models in zip(found, ([actor], [actor], [actor, reference]), strict=True):
+        mean, largest = TOLERANCES[_coarsest(fabric, models)]
         if not (agreement.mean_kl <= mean and agreement.max_log_ratio <= largest):
             raise ValueError(
                 f"self-check: the log-probabilities of {agreement} (rounding explains {largest:g} and {mean:g});"
                 f" {CAUSES}. --self_check=False trains all the same"
             )
     return found
+
+
+def _coarsest(fabric: Fabric, models: Sequence[nn.Module]) -> str:
+    """The precision that models compute in: that of the run, or bf16 where their weights are."""
+    is_coarse = any(parameter.dtype != torch.float32 for model in models for parameter in model.parameters())
+    precision = str(fabric._precision.precision)
+    return "bf16-mixed" if is_coarse and precision == "32-true" else precision
 
 
 def _agreement(name: str, one: Tensor, other: Tensor, mask: Tensor, fabric: Fabric) -> Agreement:
