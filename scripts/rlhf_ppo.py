@@ -23,7 +23,6 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages import loop
     from rlhf_stages.data.collate import PromptBatch, collate_prompts
     from rlhf_stages.data.info import read_data_info
-    from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
     from rlhf_stages.functional.masking import moments
@@ -38,14 +37,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.plan import Plan, update_windows, validation_batches
     from rlhf_stages.plugins import load_plugins
     from rlhf_stages.rewards.run import plugin_metrics, rewards_of_run
-    from rlhf_stages.rollout.collect import (
-        Rollout,
-        concatenate,
-        not_finite,
-        policy_outputs,
-        response_values,
-        score_responses,
-    )
+    from rlhf_stages.rollout.collect import Rollout, not_finite, policy_outputs, response_values, score_batches
     from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
     from rlhf_stages.rollout.generation import make_sampler
     from rlhf_stages.rollout.generators import make_generator
@@ -63,10 +55,7 @@ def main(argv: list[str] | None = None) -> Path:
     info = read_data_info(args.data_dir)
     tokenizer = load_tokenizer(str(sft_checkpoint), model_args.trust_remote_code)
     info.check_tokenizer(tokenizer, str(sft_checkpoint))
-    shard = open_shard(info.path / loop.prompt_shard_name(info.path, "train"), vocab_size=len(tokenizer))
-    validation = loop.open_validation(
-        info.path, loop.prompt_shard_name(info.path, "validation"), responses=0, vocab_size=len(tokenizer)
-    )
+    shard, validation = loop.open_prompts(info.path, vocab_size=len(tokenizer))
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
     sampler, group_size = make_sampler(rollout_args, tokenizer, model_args.compile), rollout_args.num_return_sequences
     batch_size, longest = args.rollout_mini_batch_size, loop.longest_prompt(shard, validation)
@@ -89,9 +78,7 @@ def main(argv: list[str] | None = None) -> Path:
         critic = start_critic(sft_checkpoint, rm_checkpoint, tokenizer, args, model_args, backbone)
         fabric.print(f"critic: {parameter_summary(critic)}")
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
-    generator = make_generator(
-        actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest), model_args.compile
-    )
+    generator = make_generator(actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest))
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
     health, watch = HealthMonitor(), Stopwatch(fabric.device)
@@ -115,10 +102,8 @@ def main(argv: list[str] | None = None) -> Path:
         readers = {"actor": actor, "reference": reference, "critic": critic, "scorer": rewards.scorer(tokenizer, step)}
         with watch("generation"):
             responses = generator(batches)
-        pairs = zip([prompts.repeat(group_size) for prompts in batches], responses, strict=True)
         with fabric.autocast():
-            scored = [score_responses(*pair, **readers, sampler=sampler, value_norm=value_norm) for pair in pairs]
-        return concatenate(scored)
+            return score_batches(batches, responses, **readers, sampler=sampler, value_norm=value_norm)
 
     # 5. Losses: means over the response tokens of all micro-batches and devices of a step
     def count(batch: Experience) -> torch.Tensor:

@@ -178,6 +178,13 @@ def padding(batches: Sequence[Any]) -> Tensor:
     return 100 * (1 - share)
 
 
+def open_prompts(data_dir: Path, vocab_size: int) -> tuple[Shard, Shard | None]:
+    """The shards of prompts to train and to validate on."""
+    shard = open_shard(data_dir / prompt_shard_name(data_dir, "train"), vocab_size=vocab_size)
+    name = prompt_shard_name(data_dir, "validation")
+    return shard, open_validation(data_dir, name, responses=0, vocab_size=vocab_size)
+
+
 def prompt_shard_name(data_dir: Path, split: str) -> str:
     """Shard of the prompts for PPO: `prompt_<split>.pt` where the data have one, else those of fine-tuning."""
     name = f"prompt_{split}.pt"

@@ -143,6 +143,14 @@ def score_responses(
     )
 
 
+def score_batches(batches: Sequence[PromptBatch], responses: Sequence[Responses], **models: Any) -> Rollout:
+    """`score_responses` for batches of prompts, which have one or more responses each, as one rollout."""
+    pairs = zip(batches, responses, strict=True)
+    return concatenate(
+        [score_responses(prompts.repeat(len(r.ids) // len(prompts.input_ids)), r, **models) for prompts, r in pairs]
+    )
+
+
 class PolicyOutputs(NamedTuple):
     """Of each response token, (B, R) fp32: log-probability and entropy under the sampled distribution, in nats, and the
     value of the state before it; what was not asked for, or the model does not have, is None.

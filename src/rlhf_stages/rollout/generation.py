@@ -18,7 +18,7 @@ from rlhf_stages.functional.masking import length_mask
 from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.compiling import eager
 
-# the logit of a token that must not be drawn: its probability is 0, and 0 * log 0 in the entropy stays 0. Not the lowest
+# logit of a token that must not be drawn: its probability is 0, and 0 * log 0 in the entropy stays 0. Not the lowest
 # fp32: kernels that count in powers of two multiply it by log2(e)
 FORBIDDEN = -1e30
 

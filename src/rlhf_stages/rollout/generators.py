@@ -55,7 +55,6 @@ def make_generator(
     tokenizer: PreTrainedTokenizerBase,
     fabric: Fabric,
     size: tuple[int, int],
-    compiled: bool = False,
 ) -> Generator:
     """The generator that `--generator` names; `auto` falls back to Hugging Face's with one printed line.
 
@@ -78,7 +77,7 @@ def make_generator(
             slots=size[0] * args.num_return_sequences,
             longest_prompt=size[1],
             dtype=DTYPES[str(fabric._precision.precision)],
-            compiled=compiled,
+            compiled=sampler.fused,
         )
     except Exception as error:  # whatever a model says that does not know of such a cache
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
