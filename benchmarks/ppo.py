@@ -69,8 +69,8 @@ def run_ours(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def run_peer(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """TRL in a process of its own."""
     path = os.pathsep.join(filter(None, (args.peer_path, str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "trl_ppo.py"), "--out", str(folder / "peer")]
-    command += ["--geometry", args.geometry, "--prompt", str(args.prompt), "--response", str(args.response)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "trl_ppo.py"), "--geometry", args.geometry]
+    command += ["--prompt", str(args.prompt), "--response", str(args.response)]
     command += ["--rollout", str(args.rollout), "--micro", str(args.peer_micro), "--iters", str(args.steps)]
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -111,11 +111,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--device", default="cpu", help="where the random weights are drawn")
+    parser.add_argument("--folder", help="where the runs are kept; a temporary folder by default")
     parser.add_argument("flags", nargs="*", help="further flags of rlhf_ppo.py, after --")
     args = parser.parse_args(argv)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = Path(args.folder or temporary)
         try:
             result: dict[str, Any] = {"geometry": args.geometry, "ours": run_ours(args, folder)}
         except subprocess.CalledProcessError:

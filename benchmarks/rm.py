@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reward modelling on pairs of 512 tokens a text, ours and TRL 1.16's RewardTrainer, on the same work and the same card.
+"""Reward modelling on pairs of texts of 512 tokens, ours and TRL 1.16's RewardTrainer, on the same work and card.
 
     python benchmarks/rm.py --geometry opt-350m --peer trl -- --compile
 
-What comes after -- are flags of our script. Prints a table and one JSON line; medians after the first third of the steps.
+What comes after -- are flags of our script. Prints a table and one JSON line; medians without the first third of steps.
 """
 
 from typing import Any

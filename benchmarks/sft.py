@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Supervised fine-tuning on rows of 1,024 tokens, ours and TRL 1.16's SFTTrainer, on the same work and the same card.
+"""Fine-tuning on rows of 1,024 tokens, ours and TRL 1.16's SFTTrainer, on the same work and the same card.
 
     python benchmarks/sft.py --geometry opt-350m --peer trl -- --compile
 
-What comes after -- are flags of our script. Prints a table and one JSON line; medians after the first third of the steps.
+What comes after -- are flags of our script. Prints a table and one JSON line; medians without the first third of steps.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What benchmarks/sft.py and benchmarks/rm.py share: ours and TRL's trainer on the same random texts and the same card."""
+"""What benchmarks/sft.py and benchmarks/rm.py share: ours and TRL's trainer on the same random texts and card."""
 
 import argparse
 import csv
@@ -66,6 +66,7 @@ def run(kind: str, description: str, tokens: int, argv: list[str] | None) -> dic
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--device", default="cpu", help="where the random weights are drawn")
+    parser.add_argument("--folder", help="where the runs are kept; a temporary folder by default")
     parser.add_argument("flags", nargs="*", help=f"further flags of rlhf_{kind}.py, after --")
     args = parser.parse_args(argv)
 
@@ -74,10 +75,11 @@ def run(kind: str, description: str, tokens: int, argv: list[str] | None) -> dic
     from workload import make_config
 
     with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.folder or temporary)
         try:
-            found: dict[str, Any] = {"ours": run_ours(kind, args, Path(temporary))}
+            found: dict[str, Any] = {"ours": run_ours(kind, args, folder)}
         except subprocess.CalledProcessError:
-            raise SystemExit((Path(temporary) / "ours.log").read_text(errors="replace")[-3000:]) from None
+            raise SystemExit((folder / "ours.log").read_text(errors="replace")[-3000:]) from None
     if args.peer == "trl":
         found["trl"] = run_peer(kind, args)
     with torch.device("meta"):

@@ -4,6 +4,7 @@ Legend: N texts, P prompt tokens, R response tokens.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PreTrainedTokenizerFast,
+    TrainerCallback,
 )
 
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.tokenizer import describe_tokenizer
 
+CUDA = torch.cuda.is_available()
 GEOMETRIES = ("opt-350m", "opt-1.3b", "smollm2-360m", "llama-7b", "tiny")
 
 
@@ -96,3 +99,20 @@ def write_data(folder: Path, vocab_size: int, stage: str, count: int, prompt: in
     atomic_save(example, folder / "example_prompt.pt")
     content = {"dataset": "random", "tokenizer": describe_tokenizer(tokenizer, "words"), "chat_template": None}
     (folder / "args.json").write_text(json.dumps({"mask_prompt": True, "ignore_index": -1, **content}))
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Notes when each step has ended on the device."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def now(self) -> None:
+        """Note the time."""
+        if CUDA:
+            torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """A step is over."""
+        self.now()

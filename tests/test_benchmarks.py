@@ -57,3 +57,33 @@ def test_a_checkpoint_is_timed(capsys):
     assert result["bytes"] > 3 * 2 * 4 * 32_000 * 64
     assert 0 < result["seconds_blocked"] < result["seconds_whole"]
     assert json.loads(capsys.readouterr().out.strip().splitlines()[-1]) == result
+
+
+TINY = ["--geometry=tiny", "--precision=32-true", "--", "--accelerator=cpu"]
+
+
+@pytest.mark.slow
+def test_an_iteration_of_ppo_is_measured_and_held_against_the_hardware(capsys):
+    sizes = ["--prompt=8", "--response=6", "--rollout=8", "--micro=4", "--steps=3"]
+    result = load_script("benchmarks/ppo.py").main([*sizes, *TINY, "--generator=slots"])
+    ours = result["ours"]
+    assert sum(ours["phases"].values()) == pytest.approx(ours["seconds"])
+    assert ours["samples_per_s"] == pytest.approx(8 / ours["seconds"])
+    assert ours["generator"].startswith("rollouts: 8 slots of 16 tokens")
+    # two layers of width 64 with grouped queries, 512 words: by hand 106,816 parameters
+    parameters, cache = 106_816, 8 * (8 + 3) * 2 * 2 * 2 * 16 * 2
+    assert result["limit"]["decode"] == pytest.approx(6 * (2 * parameters + cache) / 3.0e12)
+    assert result["limit"]["train"] == pytest.approx(2 * 6 * parameters * 8 * 14 / 4.0e14)
+    assert result["of_limit"]["train"] == pytest.approx(result["limit"]["train"] / ours["phases"]["train"])
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1]) == result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "texts"), [("sft", 1), ("rm", 2)])
+def test_supervised_training_is_measured(script, texts, capsys):
+    result = load_script(f"benchmarks/{script}.py").main(["--tokens=24", "--batch=4", "--steps=15", *TINY])
+    ours = result["ours"]
+    assert ours["items_per_s"] == pytest.approx(4 / ours["seconds"])
+    assert ours["tokens_per_s"] == pytest.approx(24 * texts * ours["items_per_s"])
+    assert ours["mfu"] == pytest.approx(6 * 106_816 * ours["tokens_per_s"] / 9.89e14)
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1]) == result

@@ -1,98 +1,80 @@
-"""Peer measurement: TRL SFTTrainer (packed rows) and RewardTrainer on fixed synthetic work; one JSON line per case."""
+"""TRL 1.16's SFTTrainer on full rows, or RewardTrainer, on the work of benchmarks/sft.py and rm.py; one JSON line."""
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
-import time
+from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
-from workload import make_config as geometry
-from workload import word_tokenizer
-
-p = argparse.ArgumentParser()
-p.add_argument("--what", choices=["sft", "rm"], required=True)
-p.add_argument("--geometry", default="opt-350m")
-p.add_argument("--tokens", type=int, default=1024)
-p.add_argument("--batch", type=int, default=16)
-p.add_argument("--steps", type=int, default=25)
-p.add_argument("--compile", action="store_true")
-a = p.parse_args()
-cuda = torch.cuda.is_available()
-cfg = geometry(a.geometry)
-tok = word_tokenizer(cfg.vocab_size)
-cfg.pad_token_id, cfg.eos_token_id, cfg.bos_token_id = tok.pad_token_id, tok.eos_token_id, tok.bos_token_id
-torch.manual_seed(0)
-g = torch.Generator().manual_seed(1)
-n = a.batch * a.steps
-times = []
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from workload import CUDA, Clock, make_config, word_tokenizer
 
 
-class T(TrainerCallback):
-    def on_step_end(self, args, state, control, **k):
-        if cuda:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter())
+def main() -> None:
+    """Train some steps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--what", choices=["sft", "rm"], required=True)
+    parser.add_argument("--geometry", default="opt-350m")
+    parser.add_argument("--compile", action="store_true")
+    for name, value in {"tokens": 1024, "batch": 16, "steps": 30}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    config = make_config(args.geometry)
+    tokenizer = word_tokenizer(config.vocab_size)
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+
+    def texts() -> list[list[int]]:
+        count = args.batch * args.steps
+        rows: list[list[int]] = torch.randint(5, config.vocab_size, (count, args.tokens), generator=generator).tolist()
+        return rows
+
+    common: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": args.batch,
+        "max_steps": args.steps,
+        "gradient_checkpointing": False,
+        "bf16": CUDA,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1000,
+        "disable_tqdm": True,
+        "learning_rate": 1e-5,
+        "torch_compile": args.compile,
+        "optim": "adamw_torch_fused" if CUDA else "adamw_torch",
+        "max_length": args.tokens,
+    }
+    clock = Clock()
+    trainer: Any
+    if args.what == "sft":
+        trainer = SFTTrainer(
+            model=AutoModelForCausalLM.from_config(config),
+            args=SFTConfig(**common, packing=False),
+            train_dataset=Dataset.from_dict({"input_ids": texts()}),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+    else:
+        scalar = type(config)(**{**config.to_dict(), "num_labels": 1})
+        trainer = RewardTrainer(
+            model=AutoModelForSequenceClassification.from_config(scalar),
+            args=RewardConfig(**common),
+            train_dataset=Dataset.from_dict({"chosen_ids": texts(), "rejected_ids": texts()}),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    steps = [later - earlier for earlier, later in itertools.pairwise(clock.times)]
+    peak = torch.cuda.max_memory_allocated() / 2**30 if CUDA else None
+    print(json.dumps({"median_s": statistics.median(steps[len(steps) // 3 :]), "peak_gib": peak}))
 
 
-common = dict(
-    output_dir=tempfile.mkdtemp(),
-    per_device_train_batch_size=a.batch,
-    max_steps=a.steps,
-    gradient_checkpointing=False,
-    bf16=cuda,
-    report_to=[],
-    save_strategy="no",
-    logging_steps=1000,
-    disable_tqdm=True,
-    learning_rate=1e-5,
-    torch_compile=a.compile,
-    optim="adamw_torch_fused" if cuda else "adamw_torch",
-    dataloader_num_workers=0,
-)
-rand = lambda m: torch.randint(5, cfg.vocab_size, (m, a.tokens), generator=g).tolist()
-if a.what == "sft":
-    from trl import SFTConfig, SFTTrainer
-
-    ds = Dataset.from_dict({"input_ids": rand(n)})
-    tr = SFTTrainer(
-        model=AutoModelForCausalLM.from_config(cfg),
-        args=SFTConfig(**common, max_length=a.tokens, packing=False),
-        train_dataset=ds,
-        processing_class=tok,
-        callbacks=[T()],
-    )
-else:
-    from trl import RewardConfig, RewardTrainer
-
-    cfg1 = type(cfg)(**{**cfg.to_dict(), "num_labels": 1})
-    ds = Dataset.from_dict({"chosen_ids": rand(n), "rejected_ids": rand(n)})
-    tr = RewardTrainer(
-        model=AutoModelForSequenceClassification.from_config(cfg1),
-        args=RewardConfig(**common, max_length=a.tokens),
-        train_dataset=ds,
-        processing_class=tok,
-        callbacks=[T()],
-    )
-if cuda:
-    torch.cuda.reset_peak_memory_stats()
-tr.train()
-d = [y - x for x, y in zip(times, times[1:])]
-med = statistics.median(d[5:] or d)
-params = sum(q.numel() for q in tr.model.parameters())
-toks = a.batch * a.tokens * (2 if a.what == "rm" else 1)
-print(
-    json.dumps(
-        {
-            "peer": f"trl-1.16.0-{a.what}",
-            **vars(a),
-            "median_s": round(med, 4),
-            "tokens_per_s": round(toks / med),
-            "items_per_s": round(a.batch / med, 1),
-            "tflops": round(6 * params * toks / med / 1e12, 1),
-            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
-        }
-    )
-)
+if __name__ == "__main__":
+    main()

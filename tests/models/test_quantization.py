@@ -1,4 +1,4 @@
-"""Quantized weights below adapters. What needs bitsandbytes runs on a CPU too, slowly, once its GPU is not asked for."""
+"""Quantized weights below adapters. What needs bitsandbytes runs on a CPU too, slowly, when no GPU is asked for."""
 
 from importlib.util import find_spec
 
@@ -124,7 +124,7 @@ def test_a_critic_in_4_bit_keeps_its_head(tmp_path, on_cpu):
     scores = model(*TEXTS)
     assert scores.dtype == torch.float32
     save_model(on_host(model), make_tokenizer(), tmp_path / "saved")
-    loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    _, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(info.values())
     again = load_scalar(tmp_path / "saved", make_tokenizer(), ModelArgs(), trained_head=True).eval()
     assert close(again(*TEXTS)[TEXTS[1]], scores[TEXTS[1]])

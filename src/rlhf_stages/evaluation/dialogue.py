@@ -18,7 +18,7 @@ from rlhf_stages.evaluation.bootstrap import Measure, mean_of, ratio_of
 from rlhf_stages.evaluation.policies import Reply
 from rlhf_stages.functional.masking import length_mask, masked_sum
 from rlhf_stages.functional.tokens import gather_logprobs
-from rlhf_stages.models.classifier import TextClassifier
+from rlhf_stages.models.classifier import TextClassifier, label_index
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
@@ -113,13 +113,7 @@ def intent_matches(
     Raises:
         ValueError: a record names no label that the classifier knows.
     """
-    wanted = [record.metadata.get(label_key) for record in records]
-    unknown = next((label for label in wanted if label not in classifier.labels), None)
-    if unknown is not None or None in wanted:
-        raise ValueError(
-            f"the metadata's {label_key!r} is {unknown!r}, which is not among the classifier's labels"
-            f" {', '.join(classifier.labels)}"
-        )
+    wanted = [label_index(classifier.labels, record.metadata, label_key) for record in records]
     lines = [f"{record.metadata.get('last_turn', '')}\n{text}" for record, text in zip(records, texts, strict=True)]
     best: Tensor = classifier.probabilities(lines).argmax(1)
-    return [float(classifier.labels[i] == label) for i, label in zip(best.tolist(), wanted, strict=True)]
+    return [float(found == index) for found, index in zip(best.tolist(), wanted, strict=True)]

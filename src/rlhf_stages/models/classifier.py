@@ -3,7 +3,7 @@
 Legend: B texts, T tokens, H hidden size, L labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -150,3 +150,15 @@ class TextClassifier:
 
     def _autocast(self) -> Any:
         return torch.autocast("cuda", torch.bfloat16) if self._device.type == "cuda" else nullcontext()
+
+
+def label_index(labels: Sequence[str], metadata: Mapping[str, Any], key: str) -> int:
+    """Which of the labels the metadata of a record name.
+
+    Raises:
+        ValueError: none of them.
+    """
+    label = metadata.get(key)
+    if label not in labels:
+        raise ValueError(f"the metadata's {key!r} is {label!r}, which is not among the labels {', '.join(labels)}")
+    return list(labels).index(str(label))

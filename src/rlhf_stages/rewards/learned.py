@@ -18,7 +18,7 @@ from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.functional.masking import length_mask
-from rlhf_stages.models.classifier import TextClassifier
+from rlhf_stages.models.classifier import TextClassifier, label_index
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_scalar
@@ -131,13 +131,9 @@ class Classifier:
         return probabilities.gather(1, wanted[:, None]).squeeze(1).tolist()
 
     def _index(self, facts: Mapping[str, Any]) -> int:
-        label = self._label if self._label_key is None else facts.get(self._label_key)
-        if label not in self._labels:
-            raise ValueError(
-                f"the metadata's {self._label_key!r} is {label!r}, which is not among the labels"
-                f" {', '.join(self._labels)}"
-            )
-        return self._labels.index(str(label))
+        if self._label_key is None:
+            return self._labels.index(str(self._label))
+        return label_index(self._labels, facts, self._label_key)
 
     def _texts(
         self, prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
