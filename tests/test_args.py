@@ -87,7 +87,12 @@ def test_every_group_is_tested_here():
 
 @pytest.mark.parametrize(("group", "name"), FLAGS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_boolean_takes_every_spelling(group, name):
-    needs = {"load_in_8bit": "--finetune_mode=lora", "resume_override": "--resume", "keep_best": "--keep_last=2"}
+    needs = {
+        "load_in_8bit": "--finetune_mode=lora",
+        "load_in_4bit": "--finetune_mode=lora",
+        "resume_override": "--resume",
+        "keep_best": "--keep_last=2",
+    }
     needed = [needs[name]] if name in needs else []
     spellings = {
         (f"--{name}",): True,
@@ -462,6 +467,8 @@ def test_several_lora_flags_are_named_together(capsys):
     [
         ("--lora_rank=0 --finetune_mode=lora", "--lora_rank lies between 1"),
         ("--load_in_8bit", "--load_in_8bit only acts with --finetune_mode=lora"),
+        ("--load_in_4bit", "--load_in_4bit only acts with --finetune_mode=lora: 4-bit weights cannot train"),
+        ("--finetune_mode=lora --load_in_8bit --load_in_4bit", "--load_in_8bit or --load_in_4bit, not both"),
         ("--finetune_mode=head", "invalid choice: 'head'"),
         (
             "--finetune_mode=last_layer --gradient_checkpointing",

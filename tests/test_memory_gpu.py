@@ -1,19 +1,23 @@
 """What the flags about memory save, measured on a GPU."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from lightning.fabric import Fabric
 
-from rlhf_stages.args import FrozenArgs, ModelArgs, PPOArgs
+from rlhf_stages import loop
+from rlhf_stages.args import FrozenArgs, ModelArgs, PPOArgs, TrainArgs
+from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.forward import text_logits
 from rlhf_stages.models.frozen import freeze, load_reference
 from rlhf_stages.models.loading import load_causal, load_scalar, prepare_training
 from rlhf_stages.models.sharing import Backbone
 from rlhf_stages.models.start import start_actor, start_critic
+from rlhf_stages.optim import set_up
 
-from helpers import make_tokenizer, save_causal
+from helpers import make_tokenizer, read_metrics, run_stage, save_causal
 
 pytestmark = pytest.mark.gpu
 
@@ -132,3 +136,77 @@ def test_on_one_backbone_a_critic_and_a_reference_cost_adapters_alone(tmp_path, 
     assert critic(*batch).isfinite().all()
     separate = load_scalar(start, make_tokenizer(), args, trained_head=False).to(cuda)
     assert torch.cuda.memory_allocated() - before - one > weight_bytes(separate) / 2
+
+
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra memory")
+
+
+def trained(folder, precision, optimizer="AdamW", steps=3):
+    """A model after some steps with its gradient clipped, and its optimizer."""
+    fabric = Fabric(accelerator="cuda", devices=1, precision=precision)
+    model = load_causal(folder, make_tokenizer(), ModelArgs())
+    args = TrainArgs(optimizer=optimizer)
+    model, optimizer, _ = set_up(fabric, model, args, (1e-3, "constant", 0), steps)
+    torch.manual_seed(0)
+    batches = [texts(fabric.device) for _ in range(steps)]
+
+    def loss_sum(batch):
+        return text_logits(model, *batch).float().logsumexp(-1).sum()
+
+    for batch in batches:
+        done = loop.update(fabric, model, optimizer, [batch], loss_sum, lambda b: b[1].sum(), clip=0.1)
+        assert done.fault is None
+        assert done.norm > 0.1
+    return model, optimizer
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_adamw_is_fused_where_the_gradient_can_be_clipped(tmp_path, monkeypatch, precision):
+    folder = model_folder(tmp_path)
+    model, optimizer = trained(folder, precision)
+    assert {group["fused"] for group in optimizer.param_groups} == {None if precision == "16-mixed" else True}
+    monkeypatch.setattr("rlhf_stages.optim.can_fuse", lambda fabric: False)
+    plain, _ = trained(folder, precision)
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_eight_bit_moments_take_a_quarter(tmp_path, precision):
+    folder = model_folder(tmp_path)
+    model, optimizer = trained(folder, precision, "AdamW8bit")
+    sizes = sum(
+        v.numel() * v.element_size() for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)
+    )
+    # 2 bytes a weight and 2 x 4 bytes per block of 256, against 8; norms stay fp32
+    assert sizes / sum(p.numel() for p in model.parameters()) < 2.2
+    plain, _ = trained(folder, precision)
+    moved = load_causal(folder, make_tokenizer(), ModelArgs()).to("cuda")
+    for found, expected, start in zip(model.parameters(), plain.parameters(), moved.parameters(), strict=True):
+        if found.dim() == 2:
+            assert (found - expected).norm() < 0.2 * (expected - start).norm()
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("bits", [4, 8])
+def test_stages_with_quantized_weights(tiny_run, tmp_path, bits):
+    flags = [
+        "--accelerator=cuda", "--precision=bf16-mixed", "--finetune_mode=lora", f"--load_in_{bits}bit",
+        "--max_new_tokens=4", "--log_interval=1", "--max_steps=2",
+    ]  # fmt: skip
+    learning = ["--learning_rate=1e-2", "--lr_warmup_steps=0"]
+    sft = run_stage("sft", tmp_path, tiny_run.data, f"--model_name={tiny_run.model}", *flags, *learning)
+    assert read_metrics(sft)["val/loss"][2] < read_metrics(sft)["val/loss"][0]
+    # what was saved is what was validated, up to the rounding of bf16, and needs no bitsandbytes
+    plain = [*flags[:2], "--max_new_tokens=4", "--max_steps=1", "--learning_rate=0", "--lr_warmup_steps=0"]
+    again = run_stage("sft", tmp_path / "again", tiny_run.data, f"--model_name={resolve_checkpoint(sft)}", *plain)
+    assert read_metrics(again)["val/loss"][0] == pytest.approx(read_metrics(sft)["val/loss"][2], rel=0.02)
+    parents = [f"--sft_experiment_dir={sft}", f"--rm_experiment_dir={tiny_run.rm}"]
+    sizes = ["--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=8", "--save_interval=1"]
+    ppo = [*parents, *flags, *sizes, "--actor_learning_rate=1e-2", "--gradient_checkpointing"]
+    experiment = run_stage("ppo", tmp_path, tiny_run.data, *ppo)
+    assert abs(read_metrics(experiment)["train/kl_div_mean"][2]) > 0
+    assert load_causal(resolve_checkpoint(experiment), make_tokenizer(), ModelArgs()).dtype == torch.float32
+    (experiment / "summary.json").unlink()
+    run_stage("ppo", tmp_path, tiny_run.data, *ppo, "--resume=1")

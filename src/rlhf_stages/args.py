@@ -144,6 +144,7 @@ class ModelArgs(Args):
     model_name: str | None = field(default=None, alias="model_name_or_path")  # Hub id or local folder
     trust_remote_code: bool = flag(False)  # Run code that comes with the model
     load_in_8bit: bool = flag(False)  # Load frozen weights in 8 bit (needs bitsandbytes, a GPU and lora)
+    load_in_4bit: bool = flag(False)  # Load frozen weights in 4 bit, as in QLoRA (needs the same), computed in bf16
     compile: bool = flag(False)  # Compile the layers (torch.compile): up to a minute at the start, faster steps after
     disable_dropout: bool = flag(False)  # Set every dropout to 0 (PPO and DPO always do)
     finetune_mode: Literal["all", "last_layer", "lora"] = "all"  # Train all weights, the output layer or adapters
@@ -163,9 +164,12 @@ class ModelArgs(Args):
         if self.finetune_mode != "lora":
             changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
             _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
-            _require(
-                not self.load_in_8bit, "--load_in_8bit only acts with --finetune_mode=lora: 8-bit weights cannot train"
-            )
+            for bits, is_asked in ((8, self.load_in_8bit), (4, self.load_in_4bit)):
+                _require(
+                    not is_asked,
+                    f"--load_in_{bits}bit only acts with --finetune_mode=lora: {bits}-bit weights cannot train",
+                )
+        _require(not (self.load_in_8bit and self.load_in_4bit), "--load_in_8bit or --load_in_4bit, not both")
 
     @property
     def lora_target_modules(self) -> list[str] | str | None:

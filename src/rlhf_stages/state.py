@@ -43,6 +43,8 @@ def on_host(value: Any) -> Any:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
+    if hasattr(tensor, "quant_state"):  # a 4-bit weight of bitsandbytes, which means nothing without its scales
+        return copy.deepcopy(tensor).to("cpu")
     if tensor.is_cuda:  # page-locked memory, which PyTorch keeps for the next time: ten times the speed from then on
         copied = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach())
     else:

@@ -497,11 +497,3 @@ def test_saving_is_silent(tmp_path, tokenizer, capfd):
             save_model(model, tokenizer, tmp_path / "saved")
         load_causal(tmp_path / "saved", tokenizer, ModelArgs())
     assert capfd.readouterr() == ("", "")
-
-
-def test_eight_bit_without_a_gpu(tmp_path, tokenizer):
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is there")
-    args = ModelArgs(finetune_mode="lora", load_in_8bit=True)
-    with pytest.raises(ValueError, match="--load_in_8bit needs a CUDA device"):
-        load_causal(save_causal(tmp_path), tokenizer, args)

@@ -26,6 +26,7 @@ from rlhf_stages.models.checkpointing import checkpoint_layers
 from rlhf_stages.models.compiling import compile_layers
 from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.quantization import merge_quantized, quantization
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
 
 ADAPTER_DIR = "adapter"
@@ -176,7 +177,8 @@ def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path) 
     if hasattr(hf, "merge_and_unload"):
         hf.save_pretrained(directory / ADAPTER_DIR)
         # merged in a copy: undoing a merge in place would change the weights by rounding
-        hf = copy.deepcopy(hf).merge_and_unload()
+        hf = copy.deepcopy(hf)
+        hf = merge_quantized(hf) if getattr(hf.get_base_model(), "is_quantized", False) else hf.merge_and_unload()
     hf.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -229,8 +231,7 @@ def quiet() -> Iterator[None]:
 def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -> tuple[Any, set[str]]:
     """The model, and which of its weights the checkpoint lacks: the head at most, never a part of the trunk."""
     name = str(name_or_path)
-    if args.load_in_8bit:
-        kwargs["quantization_config"] = _eight_bit()
+    kwargs |= quantization(args)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
@@ -263,16 +264,6 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
     if args.compile:
         compile_layers(model)
     return model, missing
-
-
-def _eight_bit() -> Any:
-    from importlib.util import find_spec
-
-    from transformers import BitsAndBytesConfig
-
-    if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
-        raise ValueError("--load_in_8bit needs a CUDA device and the package bitsandbytes (pip install bitsandbytes)")
-    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["score", "classifier", "lm_head"])
 
 
 def _fit_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
