@@ -1,4 +1,4 @@
-"""Quantized weights below adapters. What needs bitsandbytes runs on a CPU too, slowly, when no GPU is asked for."""
+"""Quantized weights below adapters. What needs bitsandbytes runs on a CPU too, once no GPU is asked for."""
 
 from importlib.util import find_spec
 
