@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> Path:
     if not args.reference_free and model_args.finetune_mode != "lora":
         reference = loop.freeze(fabric, load_causal(start, tokenizer, model_args))
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
@@ -112,7 +112,10 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated = Averages(fabric)
-        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        batches = validation_batches(
+            validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
+        )
+        for batch in batches:
             loss_sum(batch, "val", validated, label_smoothing=0.0)
         metrics = validated.compute()
         tracker.log(metrics, step)

@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> Path:
         experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
         for model in filter(None, (actor, critic)):
             model.train()
-        for window in update_windows(len(rollout.scores), args, step - 1):
+        for window in update_windows(fabric, rollout.texts.mask.sum(1), args, step - 1):
             batches = [experience.select(torch.tensor(rows, device=fabric.device)) for rows in window]
             prompts = [[prompt_of_row[row] for row in rows] for rows in window]
             if step > args.critic_warmup_steps:

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     model = prepare_training(load_causal(model_args.model_name, tokenizer, model_args), model_args)
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
@@ -78,7 +78,10 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated = Averages(fabric)
-        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        batches = validation_batches(
+            validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
+        )
+        for batch in batches:
             tokens = count(batch)
             validated.update({"val/loss": loss_sum(batch, label_smoothing=0.0) / tokens.clamp(min=1)}, weight=tokens)
         metrics = validated.compute()

@@ -35,6 +35,7 @@ KINDS = {
     "sft": ("sft", [*LEARN, TOKENS]),
     "sft-lora": ("sft", [*LEARN, *LORA, "--lora_dropout=0.2", TOKENS]),
     "sft-last": ("sft", [*LEARN, "--finetune_mode=last_layer", TOKENS]),
+    "sft-tokens": ("sft", [*LEARN, "--mini_batch_size=6", "--micro_batch_tokens=90", TOKENS]),
     "rm": ("rm", LEARN),
     "rm-lora": ("rm", [*LEARN, *LORA]),
     "dpo": ("dpo", [*LEARN, TOKENS]),
@@ -43,6 +44,9 @@ KINDS = {
     "ppo": ("ppo", [*PPO, "--normalize_values", "--critic_lr_warmup_steps=2", "--critic_warmup_steps=1", REWARD]),
     "ppo-shared": ("ppo", [f for f in PPO if "critic" not in f] + ["--share_actor_critic", *LORA]),
     "ppo-lora": ("ppo", [*PPO, *LORA, "--num_return_sequences=2"]),
+    "ppo-tokens": (
+        "ppo", [f for f in PPO if not f.startswith("--micro_batch_size")] + ["--micro_batch_tokens=100"]
+    ),
     "ppo-rloo": (
         "ppo", [f for f in PPO if "critic" not in f] + ["--advantage_estimator=rloo", "--num_return_sequences=2"]
     ),
@@ -97,7 +101,17 @@ def copy_of(experiment, folder):
     return target
 
 
-SLOW = {"sft-lora", "sft-last", "rm-lora", "classifier-lora", "ppo-shared", "ppo-lora", "ppo-rloo"}
+SLOW = {
+    "sft-tokens",
+    "ppo-tokens",
+    "sft-lora",
+    "sft-last",
+    "rm-lora",
+    "classifier-lora",
+    "ppo-shared",
+    "ppo-lora",
+    "ppo-rloo",
+}
 POINTS = [
     pytest.param(kind, step, marks=[pytest.mark.slow] if kind in SLOW or step != 4 else [], id=f"{kind}-{step}")
     for kind in KINDS

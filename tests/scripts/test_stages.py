@@ -355,6 +355,33 @@ def test_the_same_seed_gives_the_same_numbers_texts_and_weights(tiny_run, tmp_pa
     assert (again / "samples.jsonl").read_text() == (ppo / "samples.jsonl").read_text()
 
 
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo", "classifier", "ppo"])
+def test_micro_batches_by_tokens_change_nothing_but_rounding_and_padding(tiny_run, tmp_path, stage):
+    start = {
+        "sft": [f"--model_name={tiny_run.model}", "--max_new_tokens=2"],
+        "classifier": [f"--model_name={tiny_run.model}"],
+        "rm": [f"--sft_experiment_dir={tiny_run.sft}"],
+        "dpo": [f"--sft_experiment_dir={tiny_run.sft}", "--max_new_tokens=2"],
+        "ppo": [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}", "--rollout_size=16",
+                "--rollout_mini_batch_size=16", "--max_new_tokens=8", "--eval_iters=1", "--actor_learning_rate=1e-3",
+                "--ppo_epochs=2"],
+    }[stage]  # fmt: skip
+    start += ["--mini_batch_size=8", "--log_interval=1", f"--max_steps={1 if stage == 'ppo' else 2}"]
+    start += [] if stage == "ppo" else ["--disable_dropout", "--learning_rate=1e-3", "--lr_warmup_steps=0"]
+    # two texts of a pair take twice as many places
+    tokens = 200 if stage in ("rm", "dpo") else 100
+    cuts = {"number": ["--micro_batch_size=8"], "tokens": [f"--micro_batch_tokens={tokens}"]}
+    one, other = (
+        read_metrics(run_stage(stage, tmp_path / name, tiny_run.data, *start, *cut)) for name, cut in cuts.items()
+    )
+    assert one.keys() == other.keys()
+    for name in one.keys() - {"info/time", "info/tokens_per_seconds", "info/padding_percentage"}:
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    if stage != "ppo":
+        for step, share in other["info/padding_percentage"].items():
+            assert share < one["info/padding_percentage"][step]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
 def test_same_seed_same_run_other_seed_other_run(tiny_run, tmp_path, stage):
