@@ -434,6 +434,11 @@ def test_training_refuses(capsys, argv, message):
         assert message in refused(capsys, *argv.split(), groups=[group])
 
 
+def test_length_of_packed_rows(capsys):
+    assert "--packing_length only acts with --packing" in refused(capsys, "--packing_length=512", groups=[SFTArgs])
+    assert "--packing_length lies between" in refused(capsys, "--packing", "--packing_length=0", groups=[SFTArgs])
+
+
 def test_a_negative_weight_of_centering_is_refused(capsys):
     assert "--center_rewards_coeff lies between 0" in refused(capsys, "--center_rewards_coeff=-1", groups=[RMArgs])
 

@@ -7,6 +7,7 @@ import torch
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
 from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import ShardWriter, open_shard
 from rlhf_stages.plan import Budget, Plan, epoch_windows, update_windows, validation_batches
 
@@ -204,6 +205,35 @@ def test_plan_cuts_by_tokens_and_longest_first(tmp_path, fabric):
         numbers = [number for batch in step.batches for number in drawn(batch)]
         assert numbers == sorted(numbers, reverse=True)
     assert sorted(flat([step.records for step in steps])) == list(range(10))
+
+
+def numbers_of_rows(rows):
+    """The first token of each prompt of each row, as a batch."""
+    return PromptBatch(*left_padded([[int(record.prompt[0]) for record in row] for row in rows], 0))
+
+
+@pytest.mark.parametrize("done", range(5))
+def test_plan_of_packed_rows(tmp_path, fabric, done):
+    writer = ShardWriter()
+    for i in range(10):
+        writer.add([i + 1] * (i // 2 + 1), [[50]])  # two of each length from 2 to 6
+    writer.save(tmp_path / "shard.pt")
+    packed = PackedShard(open_shard(tmp_path / "shard.pt", responses=1), 9, seed=42)
+    assert len(packed) == 5  # 40 tokens: 6 + 3, 6 + 3, 5 + 4, 5 + 4, 2 + 2
+    args = TrainArgs(mini_batch_size=3, micro_batch_size=1, epochs=2)
+    plan = Plan(fabric, args, len(packed), mini=3, micro=1, sizes=packed.sizes)
+    steps = list(plan.steps(packed, numbers_of_rows))
+    assert plan.total_steps == len(steps) == 4
+    for step in steps:
+        assert [[i - 1 for i in batch.input_ids.flatten().tolist()] for batch in step.batches] == step.records
+    compositions = []
+    for epoch, part in enumerate((steps[:2], steps[2:])):
+        rows = sorted(micro for step in part for micro in step.records)
+        assert sorted(i for row in rows for i in row) == list(range(10))
+        assert rows == sorted(packed.at(epoch).rows)
+        compositions.append(rows)
+    assert compositions[0] != compositions[1]
+    assert [step.records for step in plan.steps(packed, numbers_of_rows, done)] == [s.records for s in steps[done:]]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

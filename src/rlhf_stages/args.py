@@ -36,7 +36,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "min_new_tokens", "seed"), (0, 2**62)),
     **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
-    "micro_batch_tokens": (1, 2**62),
+    **dict.fromkeys(("micro_batch_tokens", "packing_length"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
     "bootstrap_samples": (100, 10**6),
@@ -329,6 +329,13 @@ class SFTArgs(TrainArgs):
     lr_warmup_steps: int = 100  # Steps of linear warm-up
     label_smoothing: float = 0.0  # Probability mass spread over all tokens, 0 to 1
     use_targets: bool = flag(False)  # Loss on the response only; False: on the prompt too
+    # Whole texts share rows, none sees another: hardly any padding. Batch sizes then count rows, not texts
+    packing: bool = flag(False)
+    packing_length: int | None = None  # Tokens of a row; none: --max_length of the data
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.packing or self.packing_length is None, "--packing_length only acts with --packing")
 
     @property
     def rate(self) -> tuple[float, str, int]:

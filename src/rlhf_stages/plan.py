@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from rlhf_stages.args import PPOArgs, TrainArgs
+from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import Records, Size
 
 Batch = TypeVar("Batch")
@@ -149,8 +150,10 @@ class Plan:
             first = epoch * len(windows) + 1
             numbers = range(max(first, done + 1), min(first + len(windows), self.total_steps + 1))
             left = [windows[number - first] for number in numbers]
+            some: Any = shard
+            packed = some.at(epoch) if isinstance(some, PackedShard) else None
             loader: DataLoader[Any] = DataLoader(
-                cast(Any, shard),  # to PyTorch it need only have numbers
+                cast(Any, packed or shard),  # to PyTorch it need only have numbers
                 batch_sampler=[micro for window in left for micro in window],
                 collate_fn=collate,
                 num_workers=self._args.num_workers,
@@ -159,7 +162,12 @@ class Plan:
             )
             batches = iter(loader)
             for number, window in zip(numbers, left, strict=True):
-                yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], window)
+                records = [_of_rows(packed, micro) for micro in window] if packed else window
+                yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], records)
+
+
+def _of_rows(packed: PackedShard, rows: Sequence[int]) -> list[int]:
+    return [record for row in rows for record in packed.rows[row]]
 
 
 def validation_batches(

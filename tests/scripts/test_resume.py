@@ -36,6 +36,10 @@ KINDS = {
     "sft-lora": ("sft", [*LEARN, *LORA, "--lora_dropout=0.2", TOKENS]),
     "sft-last": ("sft", [*LEARN, "--finetune_mode=last_layer", TOKENS]),
     "sft-tokens": ("sft", [*LEARN, "--mini_batch_size=6", "--micro_batch_tokens=90", TOKENS]),
+    "sft-packed": (
+        "sft",
+        [*LEARN, "--mini_batch_size=2", "--micro_batch_size=1", "--packing", "--packing_length=70", TOKENS],
+    ),
     "rm": ("rm", LEARN),
     "rm-lora": ("rm", [*LEARN, *LORA]),
     "dpo": ("dpo", [*LEARN, TOKENS]),
