@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> Path:
     model_args = replace(model_args, disable_dropout=True)
     model = prepare_training(load_causal(start, tokenizer, model_args), model_args)
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
     reference = None
     if not args.reference_free:
@@ -111,7 +111,10 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated = Averages(fabric)
-        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        batches = validation_batches(
+            validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
+        )
+        for batch in batches:
             loss_sum(batch, "val", validated, label_smoothing=0.0)
         metrics = validated.compute()
         tracker.log(metrics, step)

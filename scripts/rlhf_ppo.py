@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> Path:
         experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
         for model in filter(None, (actor, critic)):
             model.train()
-        for window in update_windows(len(rollout.scores), args, step - 1):
+        for window in update_windows(fabric, [sum(pair) for pair in rollout.lengths], args, step - 1):
             batches = [experience.select(rows) for rows in window]
             prompts = [[prompt_of_row[row] for row in rows] for rows in window]
             if step > args.critic_warmup_steps:

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> Path:
     model = load_scalar(start, tokenizer, model_args, trained_head=False, token_scores=by_token)
     model = prepare_training(model, model_args)
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder
@@ -90,7 +90,10 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated, ends = Averages(fabric), [torch.empty(0, device=fabric.device)]
-        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        batches = validation_batches(
+            validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
+        )
+        for batch in batches:
             ends.append(loss_and_scores(batch, "val", validated)[1])
         metrics = validated.compute()
         if validation is not None:

@@ -20,13 +20,14 @@ def main(argv: list[str] | None = None) -> Path:
     import torch
 
     from rlhf_stages import loop
-    from rlhf_stages.data.collate import FinetuneBatch, collate_finetune
+    from rlhf_stages.data.collate import FinetuneBatch, PackedBatch, collate_finetune, collate_packed
     from rlhf_stages.data.info import read_data_info
+    from rlhf_stages.data.packing import PackedShard, row_length
     from rlhf_stages.data.shards import open_shard
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.functional.tokens import sft_loss
     from rlhf_stages.keeper import Keeper
-    from rlhf_stages.models.forward import text_logits, unwrap
+    from rlhf_stages.models.forward import check_packing, packed_logits, text_logits, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
@@ -49,12 +50,18 @@ def main(argv: list[str] | None = None) -> Path:
         use_targets=args.use_targets,
         mask_prompt=info.mask_prompt,
     )
+    if args.packing:
+        length = row_length(args.packing_length, info, train)
+        train, validation = (shard and PackedShard(shard, length, args.seed) for shard in (train, validation))
+        collate = partial(collate_packed, length=length, **collate.keywords)
 
     # 2. Model, optimizer, schedule
     fabric = loop.start_fabric(fabric_args, args.seed)
     model = prepare_training(load_causal(model_args.model_name, tokenizer, model_args), model_args)
+    if args.packing:
+        check_packing(model)
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
@@ -71,14 +78,20 @@ def main(argv: list[str] | None = None) -> Path:
         return (batch.targets[:, 1:] != info.ignore_index).sum()
 
     def loss_sum(batch: FinetuneBatch, label_smoothing: float = args.label_smoothing) -> torch.Tensor:
-        logits = text_logits(model, batch.input_ids, batch.attention_mask)
+        if isinstance(batch, PackedBatch):
+            logits = packed_logits(model, batch.input_ids, batch.position_ids)
+        else:
+            logits = text_logits(model, batch.input_ids, batch.attention_mask)
         return sft_loss(logits, batch.targets, info.ignore_index, label_smoothing, fused=model_args.compile)[0]
 
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:
         model.eval()
         validated = Averages(fabric)
-        for batch in validation_batches(validation, args.micro_batch_size, collate, fabric, args.eval_iters):
+        batches = validation_batches(
+            validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
+        )
+        for batch in batches:
             tokens = count(batch)
             validated.update({"val/loss": loss_sum(batch, label_smoothing=0.0) / tokens.clamp(min=1)}, weight=tokens)
         metrics = validated.compute()

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> Path:
     collate = partial(collate_labelled, pad_token_id=tokenizer.pad_token_id)
     model = prepare_training(model, model_args)
     fabric.print(parameter_summary(model))
-    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size)
+    plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
 
     # 3. Experiment folder
@@ -89,7 +89,8 @@ def main(argv: list[str] | None = None) -> Path:
             return {}, {}
         model.eval()
         means, right = Averages(fabric), LabelMetrics(data.labels, fabric.device)
-        for batch in validation_batches(texts, args.micro_batch_size, collate, fabric, limit):
+        batches = validation_batches(texts, args.validation_batch_size, collate, fabric, limit, args.micro_batch_tokens)
+        for batch in batches:
             right.update(loss_and_logits(batch, prefix, means)[1], batch.labels)
         metrics, classes = right.compute(prefix)
         return means.compute() | metrics, classes

@@ -430,6 +430,8 @@ def test_a_wrong_value_in_a_config_file_is_refused_like_one_on_the_command_line(
         ("--log_interval=0", "--log_interval lies between"),
         ("--mini_batch_size=0", "--mini_batch_size lies between"),
         ("--micro_batch_size=0", "--micro_batch_size lies between"),
+        ("--micro_batch_tokens=0", "--micro_batch_tokens lies between"),
+        ("--micro_batch_tokens=512 --micro_batch_size=2", "--micro_batch_size only acts without --micro_batch_tokens"),
         ("--mini_batch_size=8 --micro_batch_size=3", "--micro_batch_size 3 must divide --mini_batch_size 8"),
         ("--mini_batch_size=2 --micro_batch_size=4", "--micro_batch_size 4 must divide --mini_batch_size 2"),
     ],
@@ -439,13 +441,20 @@ def test_training_refuses(capsys, argv, message):
         assert message in refused(capsys, *argv.split(), groups=[group])
 
 
+def test_length_of_packed_rows(capsys):
+    assert "--packing_length only acts with --packing" in refused(capsys, "--packing_length=512", groups=[SFTArgs])
+    assert "--packing_length lies between" in refused(capsys, "--packing", "--packing_length=0", groups=[SFTArgs])
+
+
 def test_a_negative_weight_of_centering_is_refused(capsys):
     assert "--center_rewards_coeff lies between 0" in refused(capsys, "--center_rewards_coeff=-1", groups=[RMArgs])
 
 
 def test_micro_batches_that_divide_are_taken():
     result = parsed(SFTArgs, "--mini_batch_size=8", "--micro_batch_size=2")
-    assert (result.mini_batch_size, result.micro_batch_size) == (8, 2)
+    assert (result.mini_batch_size, result.micro_batch_size, result.validation_batch_size) == (8, 2, 2)
+    by_tokens = parsed(SFTArgs, "--mini_batch_size=6", "--micro_batch_tokens=512")  # 4, the default, does not divide 6
+    assert (by_tokens.micro_batch_tokens, by_tokens.validation_batch_size) == (512, 6)
 
 
 @pytest.mark.parametrize("flag", ["--lora_targets=q_proj", "--lora_rank=4", "--lora_alpha=16", "--lora_dropout=0.1"])

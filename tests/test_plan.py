@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from rlhf_stages import loop
-from rlhf_stages.args import FabricArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
 from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.plan import Plan, epoch_windows, validation_batches
+from rlhf_stages.plan import Budget, Plan, epoch_windows, update_windows, validation_batches
 
 from helpers import left_padded
 
@@ -96,9 +97,143 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert len(seen) == 9
 
 
+# Micro-batches by tokens
+
+
+def of_lengths(*lengths, tokens):
+    return Budget(tokens, [(1, length) for length in lengths])
+
+
+def test_micro_batches_by_hand():
+    budget = of_lengths(3, 9, 5, 5, 2, tokens=10)
+    assert budget.cut(range(5)) == [[1], [2, 3], [0, 4]]  # 9, 2 x 5, 2 x 3 places
+    assert budget.cut([4, 3, 0]) == [[3, 0], [4]]  # 2 x 5 places, padding included; 3 x 5 would be too many
+
+
+def test_a_sample_beyond_the_budget_stands_alone():
+    assert of_lengths(3, 9, 5, 5, 2, tokens=4).cut(range(5)) == [[1], [2], [3], [0], [4]]
+
+
+def test_every_text_of_a_ranked_list_takes_places():
+    # 2 texts of 5; 3 of 4; 2 of 4: 2 x 5 = 10 and 5 x 5 = 25 do not fit in 20, (3 + 2) x 4 = 20 does
+    assert Budget(20, [(2, 5), (3, 4), (2, 4)]).cut(range(3)) == [[0], [1, 2]]
+
+
+def test_more_micro_batches_than_needed():
+    budget = of_lengths(4, 4, 4, 4, 4, tokens=20)
+    assert budget.cut(range(5)) == [[0, 1, 2, 3, 4]]
+    assert budget.cut(range(5), at_least=2) == [[0, 1], [2, 3, 4]]
+    assert budget.cut(range(5), at_least=3) == [[0, 1], [2], [3, 4]]
+    assert budget.cut(range(5), at_least=5) == [[0], [1], [2], [3], [4]]
+
+
+def random_lengths(count, seed=0):
+    return torch.randint(1, 40, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_budget_moves_no_sample_to_another_step_or_device(world_size):
+    lengths = random_lengths(101)
+    budget = of_lengths(*lengths, tokens=100)
+    ranks = [windows(101, mini=16, rank=rank, world_size=world_size, budget=budget) for rank in range(world_size)]
+    uneven = 0
+    for rank, steps in enumerate(ranks):
+        plain = windows(101, mini=16, rank=rank, world_size=world_size)
+        assert [sorted(flat([step])) for step in steps] == [sorted(flat([step])) for step in plain]
+        for step in steps:
+            assert all(len(micro) * max(lengths[i] for i in micro) <= 100 for micro in step)
+            assert all(step)
+        uneven += sum(len(budget.cut(flat([step]))) < len(step) for step in steps)
+    assert [len(step) for step in ranks[0]] == [len(step) for step in ranks[-1]]  # sharded models go in step
+    assert bool(uneven) == (world_size > 1)  # and some device had to cut finer for that
+
+
+def test_a_budget_leaves_little_padding():
+    lengths = random_lengths(256)
+
+    def padding(steps):
+        places = sum(len(micro) * max(lengths[i] for i in micro) for step in steps for micro in step)
+        return 1 - sum(lengths) / places
+
+    by_tokens = windows(256, mini=64, budget=of_lengths(*lengths, tokens=160))
+    by_number = windows(256, mini=64, micro=8)
+    assert len(flat(by_tokens)) == 256
+    assert padding(by_tokens) < 0.15 < 0.4 < padding(by_number)
+
+
+class AllGathers:
+    """One of two devices: the lengths of the responses of both are known."""
+
+    device, world_size = torch.device("cpu"), 2
+
+    def __init__(self, rank, lengths):
+        self.global_rank, self.lengths = rank, lengths
+
+    def all_gather(self, value):
+        assert value.tolist() == self.lengths[self.global_rank]
+        return torch.tensor(self.lengths)
+
+
+def test_updates_of_a_rollout_by_tokens():
+    lengths = [random_lengths(24, seed=1), random_lengths(24, seed=2)]
+    common = {"sft_experiment_dir": "", "rm_experiment_dir": "", "mini_batch_size": 12, "ppo_epochs": 2}
+    by_number = update_windows(AllGathers(0, lengths), lengths[0], PPOArgs(**common), step=3)
+    args = PPOArgs(**common, micro_batch_tokens=80)
+    both = [update_windows(AllGathers(rank, lengths), lengths[rank], args, step=3) for rank in (0, 1)]
+    assert len(by_number) == 4
+    for rank, windows_of_rank in enumerate(both):
+        assert [sorted(flat([window])) for window in windows_of_rank] == [sorted(flat([w])) for w in by_number]
+        for micro in (micro for window in windows_of_rank for micro in window):
+            assert len(micro) * max(lengths[rank][row] for row in micro) <= 80
+    assert [len(window) for window in both[0]] == [len(window) for window in both[1]]
+    assert both[0] != both[1]
+
+
 def plan_of(fabric, count, **changes):
     args = TrainArgs(**{"mini_batch_size": 4, "micro_batch_size": 2, **changes})
-    return Plan(fabric, args, count, mini=args.mini_batch_size, micro=args.micro_batch_size)
+    sizes = [(1, i + 1) for i in range(count)]  # of prompt_shard
+    return Plan(fabric, args, count, mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=sizes)
+
+
+def test_plan_cuts_by_tokens_and_longest_first(tmp_path, fabric):
+    plan = plan_of(fabric, 10, mini_batch_size=5, micro_batch_size=4, micro_batch_tokens=12)
+    steps = list(plan.steps(prompt_shard(tmp_path, 10), collate_numbers))
+    assert plan.total_steps == len(steps) == 2
+    for step in steps:
+        assert [drawn(batch) for batch in step.batches] == [[i + 1 for i in micro] for micro in step.records]
+        assert all(batch.input_ids.numel() <= 12 for batch in step.batches)
+        numbers = [number for batch in step.batches for number in drawn(batch)]
+        assert numbers == sorted(numbers, reverse=True)
+    assert sorted(flat([step.records for step in steps])) == list(range(10))
+
+
+def numbers_of_rows(rows):
+    """The first token of each prompt of each row, as a batch."""
+    return PromptBatch(*left_padded([[int(record.prompt[0]) for record in row] for row in rows], 0))
+
+
+@pytest.mark.parametrize("done", range(5))
+def test_plan_of_packed_rows(tmp_path, fabric, done):
+    writer = ShardWriter()
+    for i in range(10):
+        writer.add([i + 1] * (i // 2 + 1), [[50]])  # two of each length from 2 to 6
+    writer.save(tmp_path / "shard.pt")
+    packed = PackedShard(open_shard(tmp_path / "shard.pt", responses=1), 9, seed=42)
+    assert len(packed) == 5  # 40 tokens: 6 + 3, 6 + 3, 5 + 4, 5 + 4, 2 + 2
+    args = TrainArgs(mini_batch_size=3, micro_batch_size=1, epochs=2)
+    plan = Plan(fabric, args, len(packed), mini=3, micro=1, sizes=packed.sizes)
+    steps = list(plan.steps(packed, numbers_of_rows))
+    assert plan.total_steps == len(steps) == 4
+    for step in steps:
+        assert [[i - 1 for i in batch.input_ids.flatten().tolist()] for batch in step.batches] == step.records
+    compositions = []
+    for epoch, part in enumerate((steps[:2], steps[2:])):
+        rows = sorted(micro for step in part for micro in step.records)
+        assert sorted(i for row in rows for i in row) == list(range(10))
+        assert rows == sorted(packed.at(epoch).rows)
+        compositions.append(rows)
+    assert compositions[0] != compositions[1]
+    assert [step.records for step in plan.steps(packed, numbers_of_rows, done)] == [s.records for s in steps[done:]]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -137,6 +272,9 @@ def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit)
     assert max(map(len, seen)) <= size
     alone = validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
     assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
+    cut = list(validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit, tokens=12))
+    assert sorted(numbers) == sorted(number for batch in cut for number in drawn(batch))
+    assert all(batch.input_ids.numel() <= 12 for batch in cut)
 
 
 def test_without_a_shard_nothing_is_validated():
@@ -144,8 +282,13 @@ def test_without_a_shard_nothing_is_validated():
 
 
 @pytest.mark.parametrize("done", range(7))
-def test_a_plan_goes_on_after_any_step_also_at_the_end_of_an_epoch(tmp_path, fabric, done):
-    shard, plan = prompt_shard(tmp_path, 10), plan_of(fabric, 10, epochs=2)
+@pytest.mark.parametrize("tokens", [None, 15])
+def test_a_plan_goes_on_after_any_step_also_at_the_end_of_an_epoch(tmp_path, fabric, done, tokens):
+    micro = 2 if tokens is None else 4
+    shard, plan = (
+        prompt_shard(tmp_path, 10),
+        plan_of(fabric, 10, epochs=2, micro_batch_size=micro, micro_batch_tokens=tokens),
+    )
     everything = [
         (step.number, step.records, list(map(drawn, step.batches))) for step in plan.steps(shard, collate_numbers)
     ]

@@ -1,11 +1,14 @@
 """Run by test_loop.py as a script: all stages on two gloo processes, and what each process held of them."""
 
+import copy
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs
@@ -37,6 +40,28 @@ PPO = [
     "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--eval_iters=1", "--save_interval=1",
     "--normalize_values",
 ]  # fmt: skip
+
+
+TOKENS = [  # and one process then sees as many micro-batches as the other
+    "--devices=2", "--strategy=ddp", "--mini_batch_size=2", "--micro_batch_tokens=60", "--experiment_name=tokens",
+]  # fmt: skip
+
+
+def uneven_step(fabric, stage):
+    """Loss and gradient norm of a step in which this process has three micro-batches or one; and the reductions."""
+    model = copy.deepcopy(stage.model)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    reductions = []
+
+    def counting(group, bucket):
+        reductions.append(bucket.index())
+        return allreduce_hook(group, bucket)
+
+    model._forward_module.register_comm_hook(None, counting)
+    batches = list(stage.batches([1, 2, 1, 4]))
+    mine = batches[:3] if fabric.global_rank == 0 else batches[3:]
+    update = loop.update(fabric, model, optimizer, mine, partial(stage.loss_sum, model), stage.count, 1.0)
+    return update.loss, update.norm, reductions
 
 
 def main(folder):
@@ -86,6 +111,9 @@ def main(folder):
     run_stage("ppo", folder / "spoiled", data, *parents, *TWO, *PPO)
     learned.end_scores = end_scores
     held["steps"] = {name: three_steps(fabric, stage, [3, 2, 1, 2]) for name, stage in stages.items()}
+    held["uneven"] = {name: uneven_step(fabric, stage) for name, stage in stages.items()}
+    run_stage("sft", runs, data, f"--model_name={model}", *TOKENS, *SFT, "--max_new_tokens=4")
+    run_stage("ppo", runs, data, *parents, *TOKENS, *PPO)
     try:
         run_stage("rm", runs, data, f"--sft_experiment_dir={sft}", *TWO, *RM)
     except ValueError as error:

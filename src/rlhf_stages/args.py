@@ -36,6 +36,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("top_k", "lr_warmup_steps", "minimum_response_length", "min_new_tokens", "seed"), (0, 2**62)),
     **dict.fromkeys(("num_nodes", "epochs", "max_steps", "save_interval", "eval_interval", "log_interval"), (1, 2**62)),
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
+    **dict.fromkeys(("micro_batch_tokens", "packing_length"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
     "bootstrap_samples": (100, 10**6),
@@ -270,6 +271,8 @@ class TrainArgs(Args):
     num_workers: int = 0  # Processes that load batches; 0 is enough for memory-mapped shards
     mini_batch_size: int = 4  # Samples per optimizer step and device
     micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
+    # Tokens per forward pass and device (samples x longest of them), in place of micro_batch_size; less padding
+    micro_batch_tokens: int | None = None
     gradient_clip_val: float = 1.0  # Largest gradient norm
     max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
@@ -282,7 +285,11 @@ class TrainArgs(Args):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(
-            self.mini_batch_size % self.micro_batch_size == 0,
+            self.micro_batch_tokens is None or not _changed(self, "micro_batch_size"),
+            "--micro_batch_size only acts without --micro_batch_tokens",
+        )
+        _require(
+            self.micro_batch_tokens is not None or self.mini_batch_size % self.micro_batch_size == 0,
             f"--micro_batch_size {self.micro_batch_size} must divide --mini_batch_size {self.mini_batch_size}"
             " (their quotient is the number of accumulation steps)",
         )
@@ -293,6 +300,11 @@ class TrainArgs(Args):
         _require(not unknown, f"--loggers takes {', '.join(LOGGERS)}, got {' '.join(unknown)!r}")
         changed = [name for name in ("wandb_project", "wandb_entity", "wandb_mode") if _changed(self, name)]
         _require("wandb" in self.loggers or not changed, f"--{' --'.join(changed)} only act with --loggers wandb")
+
+    @property
+    def validation_batch_size(self) -> int:
+        """Samples of a validation batch; where a token budget cuts it, those of an optimizer step."""
+        return self.micro_batch_size if self.micro_batch_tokens is None else self.mini_batch_size
 
     @property
     def resume_step(self) -> int | None:
@@ -330,6 +342,13 @@ class SFTArgs(TrainArgs):
     lr_warmup_steps: int = 100  # Steps of linear warm-up
     label_smoothing: float = 0.0  # Probability mass spread over all tokens, 0 to 1
     use_targets: bool = flag(False)  # Loss on the response only; False: on the prompt too
+    # Whole texts share rows, none sees another: hardly any padding. Batch sizes then count rows, not texts
+    packing: bool = flag(False)
+    packing_length: int | None = None  # Tokens of a row; none: --max_length of the data
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.packing or self.packing_length is None, "--packing_length only acts with --packing")
 
     @property
     def rate(self) -> tuple[float, str, int]:

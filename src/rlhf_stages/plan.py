@@ -1,8 +1,9 @@
 """The order of the data: which records each step of each device sees, a function of the seed alone."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from rlhf_stages.args import PPOArgs, TrainArgs
-from rlhf_stages.data.shards import Records
+from rlhf_stages.data.packing import PackedShard
+from rlhf_stages.data.shards import Records, Size
 
 Batch = TypeVar("Batch")
 Item = TypeVar("Item")
@@ -19,37 +21,93 @@ Item = TypeVar("Item")
 SEED_STRIDE = 100_003
 
 
+class Budget(NamedTuple):
+    """Micro-batches by size: at most `tokens` places each, padding included; `sizes` are those of the samples."""
+
+    tokens: int
+    sizes: Sequence[Size]
+
+    def cut(self, samples: Sequence[int], at_least: int = 1) -> list[list[int]]:
+        """Samples, longest first, in as few micro-batches as the budget allows, but `at_least` so many.
+
+        A micro-batch takes (texts of its samples) x (its longest text) places. A sample that is larger than the budget
+        stands alone. There must be `at_least` samples.
+        """
+        parts: list[list[int]] = []
+        texts = longest = 0
+        for sample in sorted(samples, key=lambda sample: -self.sizes[sample][1]):
+            texts += self.sizes[sample][0]
+            if not parts or texts * longest > self.tokens:
+                parts.append([])
+                texts, longest = self.sizes[sample]
+            parts[-1].append(sample)
+        while len(parts) < at_least:
+            most = max(parts, key=len)
+            parts.insert(parts.index(most) + 1, most[len(most) // 2 :])
+            del most[len(most) // 2 :]
+        return parts
+
+
 def epoch_windows(
-    count: int, *, mini: int, micro: int, seed: int, epoch: int, rank: int = 0, world_size: int = 1
+    count: int,
+    *,
+    mini: int,
+    micro: int,
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world_size: int = 1,
+    budget: Budget | None = None,
 ) -> list[list[list[int]]]:
     """Sample indices of one epoch for one device: a list per optimizer step of its micro-batches.
 
     The order is a permutation by (seed, epoch) that all devices share; device r takes every world_size-th sample of it,
     so that step k sees the same samples however many devices there are. Nothing is dropped: the last step is smaller.
     Where the count does not divide by the devices, the first samples of the order come once more at its end.
+
+    With a `budget` the micro-batches of a step are cut by size, and not `micro` samples each; the samples of the step
+    stay the same.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)).tolist()
     order += [order[i % count] for i in range(-count % world_size)]
-    mine = order[rank::world_size]
-    return [
-        [mine[i : min(i + micro, start + mini)] for i in range(start, min(start + mini, len(mine)), micro)]
-        for start in range(0, len(mine), mini)
-    ]
+    steps = [order[start : start + mini * world_size] for start in range(0, len(order), mini * world_size)]
+    if budget is None:
+        mine = [step[rank::world_size] for step in steps]
+        return [[step[i : i + micro] for i in range(0, len(step), micro)] for step in mine]
+    return [cut_alike([(budget, step[r::world_size]) for r in range(world_size)], rank) for step in steps]
 
 
-def update_windows(count: int, args: PPOArgs, step: int) -> list[list[list[int]]]:
-    """Rows of a rollout of `count` responses for each update of a PPO step, over all its epochs."""
-    return [
+def cut_alike(devices: Sequence[tuple[Budget, list[int]]], rank: int) -> list[list[int]]:
+    """Micro-batches of one device, as many as on each of the others: sharded models wait for each other in each."""
+    at_least = max(len(budget.cut(samples)) for budget, samples in devices)
+    budget, samples = devices[rank]
+    return budget.cut(samples, at_least)
+
+
+def update_windows(fabric: Fabric, lengths: Sequence[int], args: PPOArgs, step: int) -> list[list[list[int]]]:
+    """Rows of a rollout for each update of a PPO step, over all its epochs.
+
+    Args:
+        lengths: B numbers, the tokens of each prompt with its response.
+    """
+    windows = [
         window
         for epoch in range(args.ppo_epochs)
         for window in epoch_windows(
-            count,
+            len(lengths),
             mini=args.mini_batch_size,
             micro=args.micro_batch_size,
             seed=args.seed,
             epoch=step * args.ppo_epochs + epoch,
         )
     ]
+    if args.micro_batch_tokens is None:
+        return windows
+    everywhere: Any = fabric.all_gather(torch.tensor(lengths, device=fabric.device))
+    rows = everywhere.reshape(fabric.world_size, -1).tolist()
+    budgets = [Budget(args.micro_batch_tokens, [(1, length) for length in of_device]) for of_device in rows]
+    steps = [list(chain.from_iterable(window)) for window in windows]
+    return [cut_alike([(budget, step) for budget in budgets], fabric.global_rank) for step in steps]
 
 
 class Step(NamedTuple, Generic[Batch]):
@@ -63,9 +121,13 @@ class Step(NamedTuple, Generic[Batch]):
 class Plan:
     """Which samples each optimizer step sees, over all epochs up to `max_steps`."""
 
-    def __init__(self, fabric: Fabric, args: TrainArgs, count: int, *, mini: int, micro: int) -> None:
+    def __init__(
+        self, fabric: Fabric, args: TrainArgs, count: int, *, mini: int, micro: int, sizes: Sequence[Size] | None = None
+    ) -> None:
+        """`sizes` are those of the samples, where `--micro_batch_tokens` is to cut them."""
         self._fabric = fabric
         self._args = args
+        tokens = args.micro_batch_tokens
         self._windows = partial(
             epoch_windows,
             count,
@@ -74,6 +136,7 @@ class Plan:
             seed=args.seed,
             rank=fabric.global_rank,
             world_size=fabric.world_size,
+            budget=None if tokens is None or sizes is None else Budget(tokens, sizes),
         )
         every = args.epochs * len(self._windows(epoch=0))
         self.total_steps = every if args.max_steps is None else min(every, args.max_steps)
@@ -87,8 +150,10 @@ class Plan:
             first = epoch * len(windows) + 1
             numbers = range(max(first, done + 1), min(first + len(windows), self.total_steps + 1))
             left = [windows[number - first] for number in numbers]
+            some: Any = shard
+            packed = some.at(epoch) if isinstance(some, PackedShard) else None
             loader: DataLoader[Any] = DataLoader(
-                cast(Any, shard),  # to PyTorch it need only have numbers
+                cast(Any, packed or shard),  # to PyTorch it need only have numbers
                 batch_sampler=[micro for window in left for micro in window],
                 collate_fn=collate,
                 num_workers=self._args.num_workers,
@@ -97,19 +162,35 @@ class Plan:
             )
             batches = iter(loader)
             for number, window in zip(numbers, left, strict=True):
-                yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], window)
+                records = [_of_rows(packed, micro) for micro in window] if packed else window
+                yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], records)
+
+
+def _of_rows(packed: PackedShard, rows: Sequence[int]) -> list[int]:
+    return [record for row in rows for record in packed.rows[row]]
 
 
 def validation_batches(
-    shard: Records[Item] | None, size: int, collate: Callable[[list[Item]], Batch], fabric: Fabric, limit: int | None
+    shard: Records[Item] | None,
+    size: int,
+    collate: Callable[[list[Item]], Batch],
+    fabric: Fabric,
+    limit: int | None,
+    tokens: int | None = None,
 ) -> Iterator[Batch]:
-    """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices."""
+    """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices.
+
+    With `tokens` each batch is cut into such of that many places at most (see `Budget`).
+    """
     if shard is None:
         return
     stop = len(shard) if limit is None else min(len(shard), limit * size)
     mine = range(fabric.global_rank, stop, fabric.world_size)
+    budget = None if tokens is None else Budget(tokens, shard.sizes)
     for start in range(0, len(mine), size):
-        yield to_device(collate([shard[i] for i in mine[start : start + size]]), fabric.device)
+        samples = mine[start : start + size]
+        for part in [samples] if budget is None else budget.cut(samples):
+            yield to_device(collate([shard[i] for i in part]), fabric.device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -6,6 +6,7 @@ import torch
 from rlhf_stages.data.collate import (
     PromptBatch,
     collate_finetune,
+    collate_packed,
     collate_preference,
     collate_prompts,
     pad_left,
@@ -55,6 +56,35 @@ def test_use_targets_ignores_the_prompt_unless_the_data_say_otherwise(ignore):
     assert masked.input_ids.tolist() == [[1, 7, 8, 9, 6, EOS], [1, 5, EOS, 0, 0, 0]]
     open_prompt = finetune(LONG, SHORT, ignore=ignore, use_targets=True, mask_prompt=False)
     assert open_prompt.targets.tolist() == [[1, 7, 8, 9, 6, EOS], [1, 5, EOS] + [ignore] * 3]
+
+
+def packed(*rows, length=10, use_targets=False, mask_prompt=True):
+    return collate_packed(
+        rows, length=length, pad_token_id=0, ignore_index=-1, use_targets=use_targets, mask_prompt=mask_prompt
+    )
+
+
+def test_packed_rows_by_hand():
+    batch = packed([SHORT, LONG], [SHORT])
+    assert batch.input_ids.tolist() == [[1, 5, EOS, 1, 7, 8, 9, 6, EOS, 0], [1, 5, EOS] + [0] * 7]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 5, 0], [0, 1, 2] + [0] * 7]
+    assert batch.attention_mask.tolist() == [[True] * 9 + [False], [True] * 3 + [False] * 7]
+    # the first token of each text is not to be predicted
+    assert batch.targets.tolist() == [[-1, 5, EOS, -1, 7, 8, 9, 6, EOS, -1], [-1, 5, EOS] + [-1] * 7]
+    assert {t.dtype for t in (batch.input_ids, batch.position_ids, batch.targets)} == {torch.int64}
+    responses = packed([SHORT, LONG], use_targets=True)
+    assert responses.targets.tolist() == [[-1, 5, EOS, -1, -1, -1, 9, 6, EOS, -1]]
+
+
+def test_packing_counts_the_tokens_that_count_without_it():
+    cut, empty = record([1, 4], [5, EOS], truncated=[True]), record([1], [])
+    own = record([1, 7], [8, 9], targets=[7, -1, 8, 9])
+    records = [LONG, cut, own, SHORT, empty]
+    for use_targets, mask_prompt in itertools.product((True, False), repeat=2):
+        apart = finetune(*records, use_targets=use_targets, mask_prompt=mask_prompt).targets[:, 1:]
+        rows = packed(records, length=20, use_targets=use_targets, mask_prompt=mask_prompt).targets[:, 1:]
+        assert rows[rows != -1].tolist() == apart[apart != -1].tolist()
+    assert own.targets.tolist() == [7, -1, 8, 9]
 
 
 def test_targets_that_the_data_bring_are_used_only_with_use_targets():

@@ -233,6 +233,7 @@ def test_texts_as_batches(tmp_path):
     data = read(tmp_path / "x")
     train = data.encode("train", tokenizer, 4, batch=2)
     assert train.label_counts.tolist() == [2, 1]
+    assert train.sizes == [(1, len(text.ids)) for text in map(train.__getitem__, range(3))]
     ids = [tokenizer(text)["input_ids"] for text in ("the bike is good", "bad", "so so")]
     assert [text.ids.tolist() for text in train] == [row[-4:] for row in ids]
     batch = collate_labelled([train[1], train[0]], pad_token_id=3)

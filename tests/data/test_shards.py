@@ -64,6 +64,22 @@ def saved(content, path):
 # --- columns ---
 
 
+@pytest.mark.parametrize(
+    ("responses", "sizes"),
+    [
+        (0, [(1, 2), (1, 1), (1, 2)]),
+        (1, [(1, 5), (1, 2), (1, 2)]),  # prompt and first response
+        (2, [(1, 5), (3, 4), (2, 3)]),  # prompt and longest response, as many texts as responses
+    ],
+)
+def test_sizes_are_those_of_what_is_read(tmp_path, responses, sizes):
+    path = write(tmp_path / "a.pt", [RECORDS[0], RECORDS[1], RECORDS[4]])
+    shard = open_shard(path)
+    shard.responses = responses
+    assert shard.sizes == sizes
+    assert open_shard(path, responses=1).sizes == [(1, 5), (1, 2), (1, 2)]
+
+
 def test_round_trip(tmp_path):
     shard = open_shard(write(tmp_path / "new" / "folder" / "a.pt"))
     assert len(shard) == len(RECORDS)

@@ -15,6 +15,7 @@ from rlhf_stages.functional.masking import (
     masked_sum,
     mean_std,
     moments,
+    packed_mask,
     whiten,
 )
 
@@ -165,3 +166,13 @@ def test_whiten_of_an_empty_mask_is_0():
     values = torch.full((2, 2), math.nan)
     mask = torch.zeros(2, 2, dtype=torch.bool)
     assert whiten(values, mask, moments(values, mask), shift_mean=True).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_who_sees_whom_in_rows_of_several_texts():
+    rows = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 0, 0]])
+    mask = packed_mask(rows)
+    assert (mask.shape, mask.dtype) == ((2, 1, 6, 6), torch.bool)
+    for positions, row in zip(rows.tolist(), mask[:, 0].tolist(), strict=True):
+        for query, position in enumerate(positions):
+            # as many tokens as its position says stand before it in its text, and it sees itself
+            assert [key for key in range(6) if row[query][key]] == list(range(query - position, query + 1))

@@ -1,9 +1,18 @@
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, BloomConfig
 
 from rlhf_stages.args import ModelArgs
 from rlhf_stages.functional.tokens import gather_logprobs
-from rlhf_stages.models.forward import adapters_off, logits_at, sequence_logprobs, text_logits
+from rlhf_stages.models.forward import (
+    adapters_off,
+    check_packing,
+    logits_at,
+    packed_logits,
+    sequence_logprobs,
+    text_logits,
+)
 from rlhf_stages.models.loading import load_causal, prepare_training
 
 from helpers import KINDS, make_tokenizer, right_padded, save_causal, shake_adapters
@@ -129,3 +138,85 @@ def test_without_its_adapters_a_model_is_exactly_what_they_were_trained_from(tmp
     with pytest.raises(KeyError), adapters_off(model):  # an error inside does not leave them off
         raise KeyError
     assert torch.equal(sequence_logprobs(model, *inputs), before)
+
+
+# Several texts in a row
+
+TEXTS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+
+
+def packed_row(texts, tail=3):
+    """The texts one after the other with padding behind them, and their positions."""
+    ids = torch.tensor([[token for text in texts for token in text] + [3] * tail])
+    return ids, torch.tensor([[place for text in texts for place in range(len(text))] + [0] * tail])
+
+
+def token_losses(logits, texts):
+    """Loss of each token of each text but its first."""
+    losses, start = [], 0
+    for text in texts:
+        losses.append(cross_entropy(logits[start : start + len(text) - 1], torch.tensor(text[1:]), reduction="none"))
+        start += len(text)
+    return torch.cat(losses)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_in_a_row_has_the_losses_and_gradients_that_it_has_alone(tmp_path, kind, lora):
+    model = load_causal(save_causal(tmp_path, kind), make_tokenizer(), ModelArgs())
+    if lora:
+        model = shake_adapters(prepare_training(model, ModelArgs(finetune_mode="lora")))
+    model.eval()
+
+    def gradients(losses):
+        model.zero_grad()
+        losses.sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    alone = torch.cat([token_losses(model(torch.tensor([text])).logits[0], [text]) for text in TEXTS])
+    packed = token_losses(packed_logits(model, *packed_row(TEXTS))[0], TEXTS)
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
+    expected, found = gradients(alone), gradients(packed)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_neighbours_change_nothing(tmp_path, kind):
+    model = load_causal(save_causal(tmp_path, kind), make_tokenizer(), ModelArgs()).eval()
+    other = [[50 + token % 40 for token in TEXTS[0]], TEXTS[1], [90] * len(TEXTS[2])]
+    start, end = len(TEXTS[0]), len(TEXTS[0]) + len(TEXTS[1])
+    one, two = (packed_logits(model, *packed_row(texts))[0] for texts in (TEXTS, other))
+    torch.testing.assert_close(two[start:end], one[start:end], rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(two[end:], one[end:])
+    # nor where the row has them in another place
+    moved = packed_logits(model, *packed_row([TEXTS[2], TEXTS[1]]))[0]
+    start = len(TEXTS[2])
+    torch.testing.assert_close(moved[start : start + len(TEXTS[1])], one[len(TEXTS[0]) : end], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_can_pack_are_taken_as_they_are(tmp_path, kind):
+    model = load_causal(save_causal(tmp_path, kind, dropout=0.1), make_tokenizer(), ModelArgs()).train()
+    check_packing(model)
+    assert model.training
+
+
+def test_a_model_that_sees_more_than_its_text_is_refused(tmp_path, monkeypatch):
+    # OPT makes no mask of its own from the positions
+    model = load_causal(save_causal(tmp_path, "opt"), make_tokenizer(), ModelArgs())
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda attention_mask=None, **more: forward(**more))
+    with pytest.raises(ValueError, match=r"^--packing: OPTForCausalLM reads .* --micro_batch_tokens"):
+        check_packing(model)
+    monkeypatch.setattr(model, "forward", lambda position_ids=None, **more: forward(**more))
+    with pytest.raises(ValueError, match=r"^--packing: OPTForCausalLM"):
+        check_packing(model)
+
+
+def test_a_model_without_positions_is_refused():
+    bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=20, hidden_size=16, n_layer=2, n_head=2))
+    with pytest.raises(ValueError, match=r"^--packing: BloomForCausalLM"):
+        check_packing(bloom)

@@ -35,6 +35,11 @@ KINDS = {
     "sft": ("sft", [*LEARN, TOKENS]),
     "sft-lora": ("sft", [*LEARN, *LORA, "--lora_dropout=0.2", TOKENS]),
     "sft-last": ("sft", [*LEARN, "--finetune_mode=last_layer", TOKENS]),
+    "sft-tokens": ("sft", [*LEARN, "--mini_batch_size=6", "--micro_batch_tokens=90", TOKENS]),
+    "sft-packed": (
+        "sft",
+        [*LEARN, "--mini_batch_size=2", "--micro_batch_size=1", "--packing", "--packing_length=70", TOKENS],
+    ),
     "rm": ("rm", LEARN),
     "rm-lora": ("rm", [*LEARN, *LORA]),
     "dpo": ("dpo", [*LEARN, TOKENS]),
@@ -45,6 +50,9 @@ KINDS = {
     "ppo-lora": ("ppo", [*PPO, *LORA, "--num_return_sequences=2"]),
     "ppo-backbone": (
         "ppo", [*PPO, *LORA, "--share_backbone=critic", "--critic_init=sft", "--gradient_checkpointing"]
+    ),
+    "ppo-tokens": (
+        "ppo", [f for f in PPO if not f.startswith("--micro_batch_size")] + ["--micro_batch_tokens=100"]
     ),
     "ppo-rloo": (
         "ppo", [f for f in PPO if "critic" not in f] + ["--advantage_estimator=rloo", "--num_return_sequences=2"]
@@ -100,7 +108,18 @@ def copy_of(experiment, folder):
     return target
 
 
-SLOW = {"sft-lora", "sft-last", "rm-lora", "classifier-lora", "ppo-shared", "ppo-lora", "ppo-backbone", "ppo-rloo"}
+SLOW = {
+    "sft-tokens",
+    "ppo-tokens",
+    "sft-lora",
+    "sft-last",
+    "rm-lora",
+    "classifier-lora",
+    "ppo-shared",
+    "ppo-lora",
+    "ppo-backbone",
+    "ppo-rloo",
+}
 POINTS = [
     pytest.param(kind, step, marks=[pytest.mark.slow] if kind in SLOW or step != 4 else [], id=f"{kind}-{step}")
     for kind in KINDS

@@ -86,6 +86,27 @@ def test_sft_checkpoint_has_the_loss_that_was_logged(tiny_run, tmp_path, use_tar
     assert last(metrics["val/loss"]) < metrics["val/loss"][0]
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
+def test_packing_changes_the_padding_and_nothing_else(tiny_run, tmp_path, kind):
+    model = save_causal(tmp_path / kind, kind)
+    flags = [f"--model_name={model}", "--max_steps=2", "--epochs=2", "--learning_rate=1e-3", "--lr_warmup_steps=0"]
+    flags += ["--log_interval=1", "--max_new_tokens=2", "--mini_batch_size=24"]  # a step is all texts, or all rows
+    apart = run_stage("sft", tmp_path / "apart", tiny_run.data, *flags, "--micro_batch_size=8")
+    packed = run_stage("sft", tmp_path / "packed", tiny_run.data, *flags, "--micro_batch_size=4", "--packing",
+                       "--packing_length=64")  # fmt: skip
+    one, other = read_metrics(apart), read_metrics(packed)
+    assert one.keys() == other.keys()
+    for name in ("train/loss", "val/loss", "info/grad_norm"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4), name
+    assert max(other["info/padding_percentage"].values()) < 15
+
+
+def test_a_text_longer_than_a_row_is_an_error_before_anything_is_written(tiny_run, tmp_path):
+    with pytest.raises(ValueError, match=r"--packing_length 10 is less than the longest text"):
+        run_stage("sft", tmp_path, tiny_run.data, f"--model_name={tiny_run.model}", "--packing", "--packing_length=10")
+    assert not list(tmp_path.iterdir())
+
+
 def test_exact_files_of_a_finished_sft_run(tiny_run):
     checkpoint = CHECKPOINT | KEPT
     found = files(tiny_run.sft)
@@ -353,6 +374,33 @@ def test_the_same_seed_gives_the_same_numbers_texts_and_weights(tiny_run, tmp_pa
     assert read_metrics(again) == read_metrics(ppo)
     assert same(weights(again), weights(ppo))
     assert (again / "samples.jsonl").read_text() == (ppo / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo", "classifier", "ppo"])
+def test_micro_batches_by_tokens_change_nothing_but_rounding_and_padding(tiny_run, tmp_path, stage):
+    start = {
+        "sft": [f"--model_name={tiny_run.model}", "--max_new_tokens=2"],
+        "classifier": [f"--model_name={tiny_run.model}"],
+        "rm": [f"--sft_experiment_dir={tiny_run.sft}"],
+        "dpo": [f"--sft_experiment_dir={tiny_run.sft}", "--max_new_tokens=2"],
+        "ppo": [f"--sft_experiment_dir={tiny_run.sft}", f"--rm_experiment_dir={tiny_run.rm}", "--rollout_size=16",
+                "--rollout_mini_batch_size=16", "--max_new_tokens=8", "--eval_iters=1", "--actor_learning_rate=1e-3",
+                "--ppo_epochs=2"],
+    }[stage]  # fmt: skip
+    start += ["--mini_batch_size=8", "--log_interval=1", f"--max_steps={1 if stage == 'ppo' else 2}"]
+    start += [] if stage == "ppo" else ["--disable_dropout", "--learning_rate=1e-3", "--lr_warmup_steps=0"]
+    # two texts of a pair take twice as many places
+    tokens = 200 if stage in ("rm", "dpo") else 100
+    cuts = {"number": ["--micro_batch_size=8"], "tokens": [f"--micro_batch_tokens={tokens}"]}
+    one, other = (
+        read_metrics(run_stage(stage, tmp_path / name, tiny_run.data, *start, *cut)) for name, cut in cuts.items()
+    )
+    assert one.keys() == other.keys()
+    for name in one.keys() - {"info/time", "info/tokens_per_seconds", "info/padding_percentage"}:
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    if stage != "ppo":
+        for step, share in other["info/padding_percentage"].items():
+            assert share < one["info/padding_percentage"][step]
 
 
 @pytest.mark.slow

@@ -25,6 +25,16 @@ class FinetuneBatch:
 
 
 @dataclass(frozen=True)
+class PackedBatch(FinetuneBatch):
+    """Rows that several texts share; `position_ids` (B, T) int64 start at 0 with each text, and stay 0 in the padding.
+
+    The first token of a text does not count: it would be predicted from the text before.
+    """
+
+    position_ids: Tensor
+
+
+@dataclass(frozen=True)
 class PreferenceBatch:
     """Right-padded texts of B ranked lists and all their pairs.
 
@@ -88,18 +98,50 @@ def collate_finetune(
     `mask_prompt=False`); without, every token of the text counts. Padding never does, and neither does the EOS that
     ends a truncated response: the text went on.
     """
-    sequences = [record.sequence() for record in records]
-    input_ids, lengths = pad_right(sequences, pad_token_id)
-    targets, _ = pad_right(sequences, ignore_index)
-    for row, record in zip(targets, records, strict=True):
-        length = len(record.prompt) + len(record.responses[0])
-        if use_targets and record.targets is not None:
-            row[:length] = record.targets
-        elif use_targets and mask_prompt:
-            row[: len(record.prompt)] = ignore_index
-        if record.truncated[0]:
-            row[length - 1] = ignore_index
+    input_ids, lengths = pad_right([record.sequence() for record in records], pad_token_id)
+    targets, _ = pad_right(
+        [_targets(record, ignore_index, use_targets, mask_prompt) for record in records], ignore_index
+    )
     return FinetuneBatch(input_ids, length_mask(lengths, input_ids.shape[1]), targets)
+
+
+def collate_packed(
+    rows: Sequence[Sequence[Record]],
+    *,
+    length: int,
+    pad_token_id: int,
+    ignore_index: int,
+    use_targets: bool,
+    mask_prompt: bool,
+) -> PackedBatch:
+    """Rows of `length` tokens with the texts of each one after the other; what counts is as in `collate_finetune`."""
+    input_ids = torch.full((len(rows), length), pad_token_id)
+    targets = torch.full((len(rows), length), ignore_index)
+    position_ids = torch.zeros(len(rows), length, dtype=torch.int64)
+    lengths = torch.zeros(len(rows), dtype=torch.int64)
+    for number, row in enumerate(rows):
+        end = 0
+        for record in row:
+            ids = record.sequence()
+            start, end = end, end + len(ids)
+            input_ids[number, start:end] = ids
+            targets[number, start:end] = _targets(record, ignore_index, use_targets, mask_prompt)
+            targets[number, start : start + 1] = ignore_index
+            position_ids[number, start:end] = torch.arange(len(ids))
+        lengths[number] = end
+    return PackedBatch(input_ids, length_mask(lengths, length), targets, position_ids)
+
+
+def _targets(record: Record, ignore_index: int, use_targets: bool, mask_prompt: bool) -> Tensor:
+    """The ids of a text, `ignore_index` where a token does not count, (T,)."""
+    targets = record.sequence()
+    if use_targets and record.targets is not None:
+        targets = record.targets.clone()
+    elif use_targets and mask_prompt:
+        targets[: len(record.prompt)] = ignore_index
+    if record.truncated[0]:
+        targets[-1:] = ignore_index
+    return targets
 
 
 def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_margin: bool = False) -> PreferenceBatch:

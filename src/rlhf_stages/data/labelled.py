@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import ClassifierArgs
 from rlhf_stages.data.info import is_folder_name
 from rlhf_stages.data.readers import is_text
+from rlhf_stages.data.shards import Size
 from rlhf_stages.data.sources import SPLITS, Source, fraction, read_source
 from rlhf_stages.data.tokenizer import encode_whole
 from rlhf_stages.files import read_json
@@ -91,6 +92,11 @@ class LabelledTexts(Dataset[LabelledText]):
         for row in self._ids:
             total.update(len(row).to_bytes(8, "little") + row.numpy().tobytes())
         return total.hexdigest()[:16]
+
+    @property
+    def sizes(self) -> list[Size]:
+        """One text each, and its tokens."""
+        return [(1, len(row)) for row in self._ids]
 
     @property
     def label_counts(self) -> Tensor:

@@ -30,6 +30,7 @@ from rlhf_stages.data.dictionaries import parse_dictionaries
 from rlhf_stages.data.metadata import pack, unpack
 
 Item_co = TypeVar("Item_co", covariant=True)
+Size = tuple[int, int]  # Texts that a record brings to a forward pass, and tokens of the longest of them
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,26 @@ class Records(Protocol[Item_co]):
     def fingerprint(self) -> str:
         """Tells it from others."""
 
+    @property
+    def sizes(self) -> Sequence[Size]:
+        """What each of them brings to a forward pass."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item_co: ...
 
 
 class Shard(Dataset[Record]):
-    """A shard opened for reading; indexing gives a `Record`."""
+    """A shard opened for reading; indexing gives a `Record`.
 
-    def __init__(self, columns: dict[str, Tensor], targets: Sequence[Tensor | None] | None, path: Path) -> None:
+    `responses` says what is read of it: prompts alone (0), the first response of each (1), or all of them (2).
+    """
+
+    def __init__(
+        self, columns: dict[str, Tensor], targets: Sequence[Tensor | None] | None, path: Path, responses: int = 0
+    ) -> None:
         self.path = path
+        self.responses = responses
         self._columns = columns
         self._targets = targets
 
@@ -157,6 +168,20 @@ class Shard(Dataset[Record]):
         some += [self._columns["tokens"][: 2**20], self._columns["tokens"][-(2**20) :]]
         some += [self._columns["metadata"][: 2**20]] if "metadata" in self._columns else []
         return hashlib.sha256(b"".join(column.numpy().tobytes() for column in some)).hexdigest()[:16]
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Texts of each record, as many as are read of it, and tokens of the longest of them."""
+        firsts, lengths = self._columns["record_offsets"], self._columns["segment_offsets"].diff()
+        prompts, texts = lengths[firsts[:-1]], firsts.diff() - 1
+        if self.responses < 2:
+            texts = torch.ones_like(texts)
+            longest = lengths[firsts[:-1] + 1] if self.responses else torch.zeros_like(prompts)
+        else:
+            of_record = torch.arange(len(self)).repeat_interleave(firsts.diff())
+            replies = lengths.index_fill(0, firsts[:-1], 0)
+            longest = torch.zeros_like(prompts).scatter_reduce(0, of_record, replies, "amax")
+        return list(zip(texts.tolist(), (prompts + longest).tolist(), strict=True))
 
     @property
     def longest_prompt(self) -> int:
@@ -217,9 +242,9 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None,
             f"{path} is not a readable shard ({type(error).__name__}: {reason}); prepare it again"
         ) from None
     if isinstance(content, list):
-        shard = _from_dictionaries(content, path)
+        shard = _from_dictionaries(content, path, responses)
     else:
-        shard = Shard(check_columns(content, path), None, path)
+        shard = Shard(check_columns(content, path), None, path, responses)
     if len(shard) == 0:
         raise ValueError(f"{path} holds no records; look at the counts in {path.parent / 'args.json'}")
     counts = shard._columns["record_offsets"].diff() - 1
@@ -257,13 +282,13 @@ def _tensor(values: "array[int] | array[float] | bytearray", dtype: torch.dtype)
     return torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
 
 
-def _from_dictionaries(rows: list[Any], path: Path) -> Shard:
+def _from_dictionaries(rows: list[Any], path: Path, responses: int) -> Shard:
     """Read the list-of-dictionaries form."""
     writer, targets, bytes_in_file = ShardWriter(), [], path.stat().st_size
-    for prompt, responses, ratings, target, metadata in parse_dictionaries(rows, path):
-        writer.add(prompt, responses, ratings=ratings, metadata=metadata)
+    for prompt, replies, ratings, target, metadata in parse_dictionaries(rows, path):
+        writer.add(prompt, replies, ratings=ratings, metadata=metadata)
         targets.append(target)
         # the same long record a million times makes a small file; as JSON, a value takes a few times more
         if max(writer.num_tokens, writer.num_metadata_bytes // 16) > bytes_in_file:
             raise ValueError(f"{path} holds more tokens or metadata than bytes: its records are one and the same")
-    return Shard(writer.columns(), targets, path)
+    return Shard(writer.columns(), targets, path, responses)

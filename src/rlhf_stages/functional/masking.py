@@ -28,6 +28,16 @@ def left_aligned(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return ids.gather(1, order), mask.gather(1, order)
 
 
+def packed_mask(position_ids: Tensor) -> Tensor:
+    """Who sees whom in rows of several texts: each token those of its own text up to itself, (B, T) -> (B, 1, T, T).
+
+    A text starts where its position is 0. Padding, with positions of 0, is texts of one token.
+    """
+    text = (position_ids == 0).cumsum(1)
+    same = text[:, None, :, None] == text[:, None, None, :]
+    return same & torch.ones_like(same[:1]).tril()
+
+
 def first_difference(a: Tensor, b: Tensor) -> Tensor:
     """Index of the first token at which two right-padded id tensors differ, T if none, (B, T) x 2 -> (B,) int64."""
     differs = a != b
