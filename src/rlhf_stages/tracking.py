@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torchmetrics import MaxMetric, MeanMetric, MinMetric
+from torchmetrics import MaxMetric, Metric, MinMetric
 from tqdm import tqdm
 
 from rlhf_stages.args import TrainArgs
@@ -52,6 +52,28 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return {"info/peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
 
 
+class _Mean(Metric):  # type: ignore[misc]
+    """MeanMetric without its look for NaN, at each of which the host waits for the device."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "count"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor | float, weight: Tensor | float) -> None:
+        """Add a value."""
+        self.total += value * weight
+        self.count += weight
+
+    def compute(self) -> Tensor:
+        """The weighted mean."""
+        return self.total / self.count
+
+
 class Averages:
     """Weighted means by name, over every device, since the last `compute`.
 
@@ -62,7 +84,7 @@ class Averages:
     def __init__(self, fabric: Fabric, lenient: bool = False) -> None:
         self._fabric = fabric
         self._lenient = lenient
-        self._metrics: dict[str, MeanMetric] = {}
+        self._metrics: dict[str, _Mean] = {}
 
     def update(self, values: Mapping[str, Tensor | float], weight: Tensor | float = 1.0) -> None:
         """Add values; the first device must see every name.
@@ -109,8 +131,8 @@ class Averages:
             metric.update(0.0, 0.0)  # or it would warn that it was never updated
             metric.load_state_dict({key: value.to(self._fabric.device) for key, value in state[name].items()})
 
-    def _new_metric(self) -> MeanMetric:
-        metric = MeanMetric(nan_strategy="disable" if self._lenient else "error").to(self._fabric.device)
+    def _new_metric(self) -> "_Mean":
+        metric: _Mean = _Mean().to(self._fabric.device)
         metric.persistent(mode=True)
         return metric
 

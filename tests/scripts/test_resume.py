@@ -13,7 +13,7 @@ import torch
 
 from rlhf_stages import loop
 from rlhf_stages.cli import Finished, Interrupted, run
-from rlhf_stages.functional import losses
+from rlhf_stages.functional import tokens
 from rlhf_stages.keeper import Keeper
 from rlhf_stages.rewards import learned
 
@@ -395,13 +395,13 @@ def lines(experiment):
 
 
 def test_a_step_whose_loss_is_not_finite_is_skipped_and_its_sample_named(tiny_run, tmp_path, marked, monkeypatch):
-    pink, loss = make_tokenizer()(" pink pink pink", add_special_tokens=False)["input_ids"], losses.sft_loss
+    pink, loss = make_tokenizer()(" pink pink pink", add_special_tokens=False)["input_ids"], tokens.sft_loss
 
-    def spoiled(logits, targets, *rest):
-        total, count = loss(logits, targets, *rest)
+    def spoiled(logits, targets, *rest, **more):
+        total, count = loss(logits, targets, *rest, **more)
         return (total * math.nan if str(pink)[1:-1] in str(targets.tolist()) else total), count
 
-    monkeypatch.setattr(losses, "sft_loss", spoiled)
+    monkeypatch.setattr(tokens, "sft_loss", spoiled)
     flags = ["--epochs=2", "--max_steps=6", "--micro_batch_size=1", "--log_interval=1"]
     folder = go(tiny_run, tmp_path, "sft", *flags, data=marked)
     found = lines(folder)
@@ -416,8 +416,8 @@ def test_a_step_whose_loss_is_not_finite_is_skipped_and_its_sample_named(tiny_ru
 
 
 def test_skipped_steps_are_counted_over_a_resume(tiny_run, tmp_path, marked, monkeypatch):
-    loss = losses.sft_loss
-    monkeypatch.setattr(losses, "sft_loss", lambda *args: (loss(*args)[0] * math.inf, loss(*args)[1]))
+    loss = tokens.sft_loss
+    monkeypatch.setattr(tokens, "sft_loss", lambda *args, **more: (loss(*args, **more)[0] * math.inf, loss(*args)[1]))
     flags = ["--save_interval=1", "--max_skipped_steps=3"]
     with monkeypatch.context() as patch:
         signal_at(patch, 2)
