@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from rlhf_stages.args import PPOArgs, TrainArgs
 from rlhf_stages.data.shards import Records
+from rlhf_stages.engines import engine_of
 
 Batch = TypeVar("Batch")
 Item = TypeVar("Item")
@@ -103,13 +104,28 @@ class Plan:
 def validation_batches(
     shard: Records[Item] | None, size: int, collate: Callable[[list[Item]], Batch], fabric: Fabric, limit: int | None
 ) -> Iterator[Batch]:
-    """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices."""
+    """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices.
+
+    Each device gets as many batches as the others, for a model in pieces reads with all of them or not at all; the last
+    one may hold a record more. Only fewer records than devices leave some without.
+
+    Raises:
+        ValueError: so few, and the model is in pieces.
+    """
     if shard is None:
         return
     stop = len(shard) if limit is None else min(len(shard), limit * size)
-    mine = range(fabric.global_rank, stop, fabric.world_size)
-    for start in range(0, len(mine), size):
-        yield to_device(collate([shard[i] for i in mine[start : start + size]]), fabric.device)
+    least, mine = stop // fabric.world_size, range(fabric.global_rank, stop, fabric.world_size)
+    if least == 0 and engine_of(fabric).divides_weights(fabric):
+        raise ValueError(
+            f"there are {stop} records to validate on, and the weights are divided over {fabric.world_size} devices, of"
+            " which each must have one; raise --eval_iters, or prepare more"
+        )
+    count = max(-(-least // size), 1)
+    for i in range(count):
+        rows = mine[i * size : (i + 1) * size if i + 1 < count else None]
+        if rows:
+            yield to_device(collate([shard[row] for row in rows]), fabric.device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
