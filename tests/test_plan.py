@@ -269,7 +269,8 @@ def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit)
     ]
     numbers = [number for batch in seen for number in batch]
     assert sorted(numbers) == list(range(1, 12))[: None if limit is None else size * limit]
-    assert max(map(len, seen)) <= size
+    assert max(map(len, seen)) <= size + 1  # the one that has no place in as many batches as the other rank has
+    assert len(seen) % 2 == 0
     alone = validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
     assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
     cut = list(validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit, tokens=12))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from rlhf_stages.args import PPOArgs, TrainArgs
 from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import Records, Size
+from rlhf_stages.engines import engine_of
 
 Batch = TypeVar("Batch")
 Item = TypeVar("Item")
@@ -180,17 +181,30 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices.
 
-    With `tokens` each batch is cut into such of that many places at most (see `Budget`).
+    With `tokens` each batch is cut into such of that many places at most (see `Budget`). Each device gets as many
+    batches as the others, for a model in pieces reads with all of them or not at all (so there `tokens` cuts nothing); the last
+    one may hold a record more. Only fewer records than devices leave some without.
+
+    Raises:
+        ValueError: so few, and the model is in pieces.
     """
     if shard is None:
         return
     stop = len(shard) if limit is None else min(len(shard), limit * size)
-    mine = range(fabric.global_rank, stop, fabric.world_size)
-    budget = None if tokens is None else Budget(tokens, shard.sizes)
-    for start in range(0, len(mine), size):
-        samples = mine[start : start + size]
-        for part in [samples] if budget is None else budget.cut(samples):
-            yield to_device(collate([shard[i] for i in part]), fabric.device)
+    least, mine = stop // fabric.world_size, range(fabric.global_rank, stop, fabric.world_size)
+    in_pieces = engine_of(fabric).divides_weights(fabric)
+    if least == 0 and in_pieces:
+        raise ValueError(
+            f"there are {stop} records to validate on, and the weights are divided over {fabric.world_size} devices, of"
+            " which each must have one; raise --eval_iters, or prepare more"
+        )
+    budget = None if tokens is None or in_pieces else Budget(tokens, shard.sizes)
+    count = max(-(-least // size), 1)
+    for i in range(count):
+        rows = mine[i * size : (i + 1) * size if i + 1 < count else None]
+        for part in [rows] if budget is None else budget.cut(rows):
+            if part:
+                yield to_device(collate([shard[row] for row in part]), fabric.device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
