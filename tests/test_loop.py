@@ -266,6 +266,28 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_any_sample_may_be_it(
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_a_fused_optimizer_leaves_the_step_out_by_itself(fabric, bad):
+    """Two good steps, with or without a bad one between them, end in the same weights, moments and step count."""
+    good = lambda model, b: model(b).sum()  # noqa: E731
+    spoiled = {
+        "loss": lambda model, b: model(b).sum() * math.nan,
+        "gradient": lambda model, b: (model(b).sum() * 0).sqrt(),  # 0, with an infinite slope
+    }[bad]
+    ends = []
+    for steps in (["good", "good"], ["good", "bad", "good"]):
+        layer = nn.Linear(2, 1, bias=False)
+        layer.weight.data.fill_(0.5)
+        model, optimizer = fabric.setup(layer, torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True))
+        for step in steps:
+            loss = partial(good if step == "good" else spoiled, model)
+            update = loop.update(fabric, model, optimizer, [torch.tensor([[3.0, 4.0]])], loss, one, 1.0)
+            assert (update.fault is not None) == (step == "bad")
+        ends.append([layer.weight.tolist(), *(t.tolist() for t in optimizer.state[layer.weight].values())])
+    assert ends[0] == ends[1]
+    assert optimizer.state[layer.weight]["step"] == 2
+
+
 def test_clipping_by_hand(fabric):
     layer = nn.Linear(2, 1, bias=False)
     layer.weight.data.zero_()

@@ -182,8 +182,8 @@ def validation_batches(
     """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices.
 
     With `tokens` each batch is cut into such of that many places at most (see `Budget`). Each device gets as many
-    batches as the others, for a model in pieces reads with all of them or not at all (so there `tokens` cuts nothing); the last
-    one may hold a record more. Only fewer records than devices leave some without.
+    batches as the others, for a model in pieces reads with all of them or not at all (so there `tokens` cuts nothing);
+    the last one may hold a record more. Only fewer records than devices leave some without.
 
     Raises:
         ValueError: so few, and the model is in pieces.

@@ -71,7 +71,7 @@ class Engine:
             The gradient norm over all devices before clipping, and what was not finite, if anything.
         """
         norm = self._clip(fabric, model, optimizer, max_norm)
-        if is_fused(optimizer):
+        if is_fused(optimizer) and not self.divides_optimizer:
             # the kernel itself leaves the step out, so that the host need not know before it is queued
             finite = torch.isfinite(loss) & torch.isfinite(norm)
             cast(Any, optimizer).optimizer.found_inf = (~finite).float()
