@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.start import starting_point
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, validation_batches
-    from rlhf_stages.rollout.samples import load_example_prompt, log_example
+    from rlhf_stages.rollout.samples import load_example_prompt, log_example, sample
     from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
     # 1. Where to start, and the data
@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> Path:
         metrics = validated.compute()
         tracker.log(metrics, step)
         with loop.gathered(fabric, model):
-            log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
+            sampled = partial(sample, unwrap(model), tokenizer=tokenizer, args=generation_args, fabric=fabric)
+            log_example(sampled, example, tokenizer, fabric, tracker, step)
         return metrics
 
     # 6. Train

@@ -58,12 +58,14 @@ def main(argv: list[str] | None = None) -> Path:
     shard, validation = loop.open_prompts(info.path, vocab_size=len(tokenizer))
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
     sampler, group_size = make_sampler(rollout_args, tokenizer, model_args.compile), rollout_args.num_return_sequences
-    batch_size, longest = args.rollout_mini_batch_size, loop.longest_prompt(shard, validation)
+    batch_size = args.rollout_mini_batch_size
     if args.advantage_estimator != "gae" and group_size < 2:
         raise ValueError(f"--advantage_estimator={args.advantage_estimator} needs --num_return_sequences of at least 2")
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)
+    example = load_example_prompt(info.path, fabric, len(tokenizer))
+    longest = max(loop.longest_prompt(shard, validation), example.input_ids.shape[1])
     plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=batch_size)
     model_args = replace(model_args, disable_dropout=True)
     actor = start_actor(sft_checkpoint, tokenizer, args, model_args, longest + rollout_args.max_new_tokens)
@@ -84,7 +86,6 @@ def main(argv: list[str] | None = None) -> Path:
     watch = Stopwatch(fabric.device)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
-    example = load_example_prompt(info.path, fabric, len(tokenizer))
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, **rewards.parents}
     everything = groups | {"rewards": rewards.settings}
@@ -130,7 +131,7 @@ def main(argv: list[str] | None = None) -> Path:
             rollout = rewards.yardstick(roll_out([prompts], step))
             validated.update(rollout_metrics(rollout, "val") | rewards.means(rollout), weight=len(rollout.scores))
         tracker.log(metrics := validated.compute(), step)
-        log_example(policy_of(actor), example, tokenizer, rollout_args, fabric, tracker, step)
+        log_example(lambda prompts: generator([prompts])[0], example, tokenizer, fabric, tracker, step)
         return metrics
 
     # 6. What is learned from a rollout: updates over its mini-batches, then the KL coefficient and the scale of values

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -96,7 +97,8 @@ def test_every_reply_to_the_example_is_logged(tmp_path, fabric, tracker):
     model = load_causal(save_causal(tmp_path / "model"), tokenizer, ModelArgs())
     prompts = load_example_prompt(write_data(tmp_path / "data", tokenizer), fabric)
     args = GenerationArgs(max_new_tokens=4, num_return_sequences=2)
-    log_example(model, prompts, tokenizer, args, fabric, tracker, step=7)
+    sampled = partial(sample, model, tokenizer=tokenizer, args=args, fabric=fabric)
+    log_example(sampled, prompts, tokenizer, fabric, tracker, step=7)
     lines = logged(tmp_path)
     assert [(line["step"], line["name"]) for line in lines] == [(7, "example_sample")] * 2
     assert all(line["prompt"] == "Human: name the price of the red tea. Assistant:" for line in lines)

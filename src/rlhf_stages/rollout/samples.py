@@ -1,5 +1,6 @@
 """The example prompt of a data folder, and what a model says to it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,17 @@ def sample(
 
 
 def log_example(
-    model: Any,
+    sampled: Callable[[PromptBatch], Responses],
     prompts: PromptBatch,
     tokenizer: PreTrainedTokenizerBase,
-    args: GenerationArgs,
     fabric: Fabric,
     tracker: Tracker,
     step: int,
 ) -> None:
-    """Log what an unwrapped model says to the example prompt (first process only)."""
+    """Log what comes when the example prompt is sampled (first process only)."""
     if not fabric.is_global_zero:
         return
-    responses = sample(model, prompts, tokenizer, args, fabric)
+    responses = sampled(prompts)
     prompt = text_of(tokenizer, prompts.input_ids[0], prompts.attention_mask[0])
     for ids, mask in zip(responses.ids, responses.mask, strict=True):
         tracker.log_sample("example_sample", step, prompt, text_of(tokenizer, ids, mask))
