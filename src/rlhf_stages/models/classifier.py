@@ -160,5 +160,6 @@ def label_index(labels: Sequence[str], metadata: Mapping[str, Any], key: str) ->
     """
     label = metadata.get(key)
     if label not in labels:
-        raise ValueError(f"the metadata's {key!r} is {label!r}, which is not among the classifier's labels {', '.join(labels)}")
+        known = ", ".join(labels)
+        raise ValueError(f"the metadata's {key!r} is {label!r}, which is not among the classifier's labels {known}")
     return list(labels).index(str(label))
