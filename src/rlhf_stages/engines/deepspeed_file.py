@@ -70,6 +70,10 @@ def check_batches(config: dict[str, Any], args: TrainArgs, devices: int) -> None
         "train_batch_size": (args.mini_batch_size * devices, f"--mini_batch_size x {devices} devices"),
         "gradient_clipping": (args.gradient_clip_val, "--gradient_clip_val"),
     }
+    if args.micro_batch_tokens is not None:
+        cut = [name for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps") if name in config]
+        if cut:
+            raise ValueError(f"DeepSpeed's settings say {cut[0]}, which --micro_batch_tokens leaves open; take it out")
     for name, (value, flags) in expected.items():
         if name in config and config[name] != value:
             raise ValueError(
