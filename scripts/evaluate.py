@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     gold_score = load_score(args.gold_score) if args.gold_score else None
     checkpoints = [resolve_checkpoint(path) for path in args.experiment_dirs]
     model_args, reward_model = ModelArgs(disable_dropout=True), None
+    if fabric_args.strategy not in ("auto", "ddp"):
+        raise ValueError(f"--strategy={fabric_args.strategy} is for training; evaluate.py takes auto or ddp")
     fabric = loop.start_fabric(fabric_args, args.seed)
     if args.rm_experiment_dir:
         rm_checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")

@@ -118,7 +118,8 @@ def main(argv: list[str] | None = None) -> Path:
             loss_sum(batch, "val", validated, label_smoothing=0.0)
         metrics = validated.compute()
         tracker.log(metrics, step)
-        log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
+        with loop.gathered(fabric, model):
+            log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
         return metrics
 
     # 6. Train

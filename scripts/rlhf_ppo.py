@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> Path:
     generator = make_generator(actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest))
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
-    health, watch = HealthMonitor(), Stopwatch(fabric.device)
+    watch = Stopwatch(fabric.device)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> Path:
     everything = groups | {"rewards": rewards.settings}
     experiment = loop.open_experiment(fabric, args, info, "ppo", everything, [shard, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
-    models, averages = {"": actor, "critic": critic}, Averages(fabric, lenient=True)
+    models, averages, health = {"": actor, "critic": critic}, Averages(fabric, lenient=True), HealthMonitor()
     parts = {"actor_optimizer": actor_optimizer, "actor_schedule": actor_schedule, "kl_control": kl_control}
     parts |= {"critic_optimizer": critic_optimizer, "critic_schedule": critic_schedule}
     parts |= {"value_norm": value_norm, "health": health, "rewards": rewards}
@@ -98,6 +98,7 @@ def main(argv: list[str] | None = None) -> Path:
     progress = keeper.progress
 
     # 4. Rollout: sample from the actor, then let all models and rewards read the result
+    @loop.gathered(fabric, actor)  # once, not for each token
     def roll_out(batches: list[PromptBatch], step: int) -> Rollout:
         readers = {"actor": actor, "reference": reference, "critic": critic, "scorer": rewards.scorer(tokenizer, step)}
         with watch("generation"):
@@ -122,13 +123,13 @@ def main(argv: list[str] | None = None) -> Path:
         return value_objective(batch, response_values(critic, batch.rollout.texts), args, value_norm)
 
     @torch.no_grad()
+    @loop.gathered(fabric, actor)
     def validate(step: int) -> dict[str, float]:
         validated = Averages(fabric)
         for prompts in validation_batches(validation, batch_size, collate, fabric, args.eval_iters):
             rollout = rewards.yardstick(roll_out([prompts], step))
             validated.update(rollout_metrics(rollout, "val") | rewards.means(rollout), weight=len(rollout.scores))
-        metrics = validated.compute()
-        tracker.log(metrics, step)
+        tracker.log(metrics := validated.compute(), step)
         log_example(policy_of(actor), example, tokenizer, rollout_args, fabric, tracker, step)
         return metrics
 

@@ -96,7 +96,8 @@ def main(argv: list[str] | None = None) -> Path:
             validated.update({"val/loss": loss_sum(batch, label_smoothing=0.0) / tokens.clamp(min=1)}, weight=tokens)
         metrics = validated.compute()
         tracker.log(metrics, step)
-        log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
+        with loop.gathered(fabric, model):
+            log_example(unwrap(model), example, tokenizer, generation_args, fabric, tracker, step)
         return metrics
 
     # 5. Train

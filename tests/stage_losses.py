@@ -6,10 +6,11 @@ from functools import partial
 import torch
 
 from rlhf_stages import loop
-from rlhf_stages.args import ModelArgs, PPOArgs
+from rlhf_stages.args import ModelArgs, PPOArgs, TrainArgs
 from rlhf_stages.data.collate import PromptBatch, collate_finetune, collate_labelled, collate_preference
 from rlhf_stages.data.labelled import LabelledText
 from rlhf_stages.data.shards import Record
+from rlhf_stages.engines import engine_of
 from rlhf_stages.functional.dpo import dpo_loss
 from rlhf_stages.functional.losses import REWARD_LOSSES, classification_loss
 from rlhf_stages.functional.tokens import sft_loss
@@ -192,8 +193,10 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
 
     SGD: where a gradient is 0 but for rounding (the bias of attention keys), Adam makes whole steps of it.
     """
-    model = copy.deepcopy(stage.model)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    engine, args = engine_of(fabric), TrainArgs(gradient_clip_val=clip, mini_batch_size=2, micro_batch_size=1)
+    model, optimizer, _ = engine.set_up(
+        fabric, copy.deepcopy(stage.model), args, lambda module: torch.optim.SGD(module.parameters(), lr=0.1)
+    )
     losses, norms = [], []
     for _ in range(3):
         batches = list(stage.batches(sizes))
@@ -203,7 +206,8 @@ def three_steps(fabric, stage, sizes, weight=1.0, clip=1.0):
         assert update.fault is None
         losses.append(update.loss)
         norms.append(update.norm)
-    return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in model.parameters()]
+    whole = engine.whole(fabric, model, everywhere=True)
+    return torch.stack(losses), torch.stack(norms), [parameter.detach() for parameter in whole.parameters()]
 
 
 STAGES = {

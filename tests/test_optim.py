@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.fabric.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import nn
 
 from rlhf_stages import optim
@@ -144,7 +144,7 @@ def test_eight_bit_moments_without_the_package(monkeypatch):
         make_optimizer(model(), TrainArgs(optimizer="AdamW8bit"), 0.01)
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+@pytest.mark.parametrize("strategy", [DeepSpeedStrategy, ModelParallelStrategy])
 def test_eight_bit_moments_are_not_for_split_weights(strategy):
     fabric = SimpleNamespace(strategy=strategy.__new__(strategy))
     with pytest.raises(ValueError, match="--optimizer=AdamW8bit does not go with FSDP"):

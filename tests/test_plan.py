@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric.strategies import ModelParallelStrategy
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
@@ -269,12 +270,35 @@ def test_validation_sees_every_record_once_over_two_ranks(tmp_path, size, limit)
     ]
     numbers = [number for batch in seen for number in batch]
     assert sorted(numbers) == list(range(1, 12))[: None if limit is None else size * limit]
-    assert max(map(len, seen)) <= size
+    assert max(map(len, seen)) <= size + 1  # the one that has no place in as many batches as the other rank has
+    assert len(seen) % 2 == 0
     alone = validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit)
     assert sorted(numbers) == [number for batch in alone for number in drawn(batch)]
     cut = list(validation_batches(shard, size, collate_numbers, rank_of(0, 1), limit, tokens=12))
     assert sorted(numbers) == sorted(number for batch in cut for number in drawn(batch))
     assert all(batch.input_ids.numel() <= 12 for batch in cut)
+
+
+@pytest.mark.parametrize("tokens", [None, 3, 12, 40])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_validation_has_as_many_batches_on_every_rank(tmp_path, world, size, tokens):
+    shard = prompt_shard(tmp_path, 11)
+    ranks = [
+        [drawn(batch) for batch in validation_batches(shard, size, collate_numbers, rank_of(r, world), None, tokens)]
+        for r in range(world)
+    ]
+    assert len(set(map(len, ranks))) == 1
+    assert all(all(rank) for rank in ranks)  # and none of them is empty
+    assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(1, 12))
+
+
+def test_fewer_records_than_devices_are_refused_where_weights_are_divided(tmp_path):
+    shard, fabric = prompt_shard(tmp_path, 1), rank_of(0, 2)
+    assert len(list(validation_batches(shard, 4, collate_numbers, fabric, None))) == 1
+    fabric.strategy = ModelParallelStrategy(lambda model, mesh: model)
+    with pytest.raises(ValueError, match="there are 1 records to validate on, and the weights are divided over 2"):
+        list(validation_batches(shard, 4, collate_numbers, fabric, None))
 
 
 def test_without_a_shard_nothing_is_validated():

@@ -45,6 +45,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-12, 1),
 }
 
+ZERO = ("deepspeed_stage_2", "deepspeed_stage_3", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload")
+STRATEGIES = ("auto", "ddp", "fsdp", *ZERO)
 LOGGERS = ("tensorboard", "csv", "wandb", "console")
 
 
@@ -197,9 +199,18 @@ class FabricArgs(Args):
     accelerator: str = "auto"  # cpu, cuda, mps or auto
     devices: str = "auto"  # Number of devices, a list such as 0,1 or auto
     num_nodes: int = 1  # Machines
-    strategy: str = "auto"  # auto, ddp, fsdp, deepspeed_stage_2, ...
+    # auto (ddp for several devices), ddp, fsdp, deepspeed_stage_2 or 3, with _offload behind it, or a JSON file of
+    # DeepSpeed's settings; docs/scaling.md
+    strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # Compute precision; master weights stay fp32
     deterministic: bool = flag(False)  # On a GPU: the same bits in every run, slower
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            self.strategy in STRATEGIES or self.strategy.endswith(".json"),
+            f"--strategy takes {', '.join(STRATEGIES)} or a .json file of DeepSpeed's settings, got {self.strategy!r}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,12 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import TrainArgs
 from rlhf_stages.checkpoint import check_whole
 from rlhf_stages.cli import Interrupted
+from rlhf_stages.engines import engine_of
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.interruption import Interruption
-from rlhf_stages.loop import Update, is_due
-from rlhf_stages.models.forward import unwrap
+from rlhf_stages.loop import Update, anywhere, is_due
 from rlhf_stages.models.loading import quiet, restore_model, save_model
-from rlhf_stages.state import Stateful, on_host, random_state, read_state, set_random_state, write_state
+from rlhf_stages.state import Stateful, move_states, on_host, random_state, read_state, set_random_state, write_state
 from rlhf_stages.tracking import Averages, Tracker
 
 # bytes per second that a disk takes, to guess how long the first save will be
@@ -79,6 +79,10 @@ class Keeper:
         self._models = {name: model for name, model in models.items() if model is not None}
         given = {**parts, "precision": fabric.strategy.precision}
         self._parts: dict[str, Stateful] = {name: part for name, part in given.items() if part is not None}
+        self._engine = engine_of(fabric)
+        # optimizers of which each device saves a part of its own
+        optimizers = {name for name, part in self._parts.items() if hasattr(part, "param_groups")}
+        self._divided = optimizers if self._engine.divides_optimizer else set()
         self._writer: threading.Thread | None = None
         self._problem: BaseException | None = None
         self.progress = Progress()
@@ -183,21 +187,40 @@ class Keeper:
         """Copy everything to host memory, and let a thread write it while the training goes on."""
         local = {"random": random_state(), "averages": on_host(self._averages.state_dict())}
         devices = [self._fabric.broadcast(local, src=rank) for rank in range(self._fabric.world_size)]
+        self.wait()
+        models = {name: self._engine.whole(self._fabric, model) for name, model in self._models.items()}
+        pieces = self._write_pieces() if self._divided else None
         if not self._is_first:
             return
-        self.wait()
         self._tracker.flush()
-        parts = {name: on_host(part.state_dict()) for name, part in self._parts.items()}
+        parts = {name: on_host(part.state_dict()) for name, part in self._parts.items() if name not in self._divided}
         # as text, so that equal states are equal bytes: pickle writes which strings are one object, too
         state = {"progress": json.dumps(asdict(self.progress)), "devices": devices}
         # one file each: an optimizer is twice the size of its model, and they are written side by side
         writers = [partial(write_state, content, name) for name, content in {**parts, "state": state}.items()]
-        writers += [
-            partial(_write_model, on_host(unwrap(m)), self._tokenizer, name) for name, m in self._models.items()
-        ]
+        writers += [partial(_write_model, model, self._tokenizer, name) for name, model in models.items()]
+        if pieces is not None:
+            writers.append(partial(move_states, pieces))
         step, best_step = self.progress.step, self.progress.best_step
         self._writer = threading.Thread(target=self._write, args=(step, best_step, writers), name="checkpoint")
         self._writer.start()
+
+    def _write_pieces(self) -> Path:
+        """Let each device write its part of the optimizers beside the checkpoint, into which they will be moved."""
+        checkpoint, problem = self._experiment.checkpoints.path(self.progress.step), None
+        folder = checkpoint.with_name(f".{checkpoint.name}.pieces")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in self._divided:
+                write_state(on_host(self._engine.optimizer_state(self._parts[name])), self._piece(name), folder)
+        except Exception as error:  # a full disk is an error of torch's own
+            problem = error
+        if anywhere(self._fabric, problem is not None):  # which also waits for all of them
+            raise OSError(f"a checkpoint could not be written ({problem or 'by another process'}): {folder}")
+        return folder
+
+    def _piece(self, name: str) -> str:
+        return f"{name}-{self._fabric.global_rank}-of-{self._fabric.world_size}"
 
     def _write(self, step: int, best_step: int, writers: Sequence[Any]) -> None:
         started = time.monotonic()
@@ -252,9 +275,12 @@ class Keeper:
             state = read_state(folder, "state")
             self.progress = Progress(**json.loads(state["progress"]))
             for name, model in self._models.items():
-                restore_model(unwrap(model), folder / name)
+                self._engine.restore(self._fabric, model, partial(restore_model, directory=folder / name))
             for name, part in self._parts.items():
-                part.load_state_dict(read_state(folder, name))
+                if name in self._divided:
+                    self._engine.load_optimizer_state(part, read_state(folder, self._piece(name)))
+                else:
+                    part.load_state_dict(read_state(folder, name))
             if len(state["devices"]) == self._fabric.world_size:  # else --resume_override: other devices, other samples
                 local = state["devices"][self._fabric.global_rank]
                 self._averages.load_state_dict(local["averages"])

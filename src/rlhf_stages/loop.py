@@ -3,14 +3,14 @@
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric, seed_everything
-from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,6 +19,7 @@ from rlhf_stages.cli import Finished
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.labelled import LabelledData
 from rlhf_stages.data.shards import Records, Shard, open_shard
+from rlhf_stages.engines import engine_of, make_fabric
 from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.files import write_json
 from rlhf_stages.interruption import end_with_parent
@@ -41,16 +42,7 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    try:
-        fabric = Fabric(
-            accelerator=args.accelerator,
-            devices=args.devices,
-            num_nodes=args.num_nodes,
-            strategy=_strategy(args),
-            precision=args.precision,
-        )
-    except Exception as error:  # Fabric raises its own types, e.g. for a device that is not there
-        raise ValueError(f"--accelerator={args.accelerator} --devices={args.devices}: {error}") from None
+    fabric = make_fabric(args)
     if args.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ValueError("--precision=16-mixed needs a GPU; on a CPU there is --precision=bf16-mixed")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -61,19 +53,6 @@ def start_fabric(args: FabricArgs, seed: int) -> Fabric:
         end_with_parent()
     seed_everything(seed + SEED_STRIDE * fabric.global_rank, verbose=False)
     return fabric
-
-
-def _strategy(args: FabricArgs) -> Any:
-    if args.devices.isdigit():
-        devices = int(args.devices)
-    elif args.devices == "auto":
-        devices = 1 if args.accelerator == "cpu" else torch.cuda.device_count()
-    else:
-        devices = len(args.devices.split(","))
-    if args.strategy == "ddp" or (args.strategy == "auto" and args.num_nodes * devices > 1):
-        # every rank computes the same buffers; broadcasting them would make each validation forward a collective call
-        return DDPStrategy(broadcast_buffers=False)
-    return args.strategy
 
 
 def accumulate(
@@ -93,11 +72,12 @@ def accumulate(
     """
     total = global_sum(fabric, sum_tensors(count(batch) for batch in micro_batches)).clamp(min=1)
     loss = torch.zeros((), device=fabric.device)
+    engine = engine_of(fabric)
     for i, batch in enumerate(micro_batches):
-        with fabric.no_backward_sync(model, enabled=i < len(micro_batches) - 1):
+        with engine.accumulating(fabric, model, last=i == len(micro_batches) - 1):
             part = loss_sum(batch) / total
             # devices' gradients are averaged, while the sum over devices is wanted
-            fabric.backward(part * (weight * fabric.world_size))
+            fabric.backward(part * (weight * fabric.world_size), model=model)
         loss += part.detach()
     return global_sum(fabric, loss), total
 
@@ -140,19 +120,9 @@ def update(
         return part
 
     loss, total = accumulate(fabric, model, micro_batches, noted, count, weight)
-    norm: Any = fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
-    fault = None
-    if not torch.isfinite(loss):
-        fault = f"the loss is {loss.item()}"
-    elif not torch.isfinite(norm) and (scaler is None or scaler.get_scale() <= 1):
-        fault = f"the gradient norm is {norm.item()}"
-    if fault:
-        optimizer.zero_grad()  # a step without gradients changes nothing, and a loss scale has to see every step
-    optimizer.step()
-    optimizer.zero_grad()
+    norm, fault = engine_of(fabric).step(fabric, model, optimizer, loss, clip)
     suspects = tuple(i for i, part in enumerate(parts) if fault and not torch.isfinite(part))
-    return Update(loss, total, torch.as_tensor(norm), fault, suspects or tuple(range(len(parts))) if fault else ())
+    return Update(loss, total, norm, fault, suspects or tuple(range(len(parts))) if fault else ())
 
 
 def global_sum(fabric: Fabric, value: Tensor) -> Tensor:
@@ -280,5 +250,19 @@ def _open_folder(directory: Path, args: TrainArgs, content: dict[str, Any]) -> t
 
 
 def freeze(fabric: Fabric, model: Module, args: FrozenArgs | None = None) -> Module:
-    """A model that only reads: evaluation mode, no gradients, on the device or where the flags about it say."""
-    return frozen.freeze(model, fabric.device, args)
+    """A model that only reads: evaluation mode, no gradients, on the device or where the flags about it say; with FSDP
+    in pieces.
+    """
+    engine = engine_of(fabric)
+    if not engine.divides_frozen:
+        return frozen.freeze(model, fabric.device, args)
+    return engine.divide(fabric, frozen.freeze(model, torch.device("cpu")), args)
+
+
+@contextmanager
+def gathered(fabric: Fabric, model: nn.Module) -> Iterator[None]:
+    """While it lasts every device has all weights of a model in training, so that it can sample; all devices enter it
+    and leave it together. Where the weights are not in pieces it does nothing.
+    """
+    with engine_of(fabric).gathered(model):
+        yield

@@ -181,7 +181,7 @@ def _reward(parts: list[str], context: Context) -> list[str]:
     return [] if {"reward", "reward_config"} & context.given.keys() else ["--reward", *parts]
 
 
-_DEEPSPEED = "needs DeepSpeed, which a config cannot ask for yet; leave it out and spread with --devices and --strategy"
+_DEEPSPEED = "needs DeepSpeed, which goes by flag: leave it out, and pass --strategy=deepspeed_stage_2 or a file"
 _REWARD_FLAGS = ("reward", *(setting.partition("=")[0] for setting in _NLP_REWARD))
 _SIZES = ("rollout_size", "rollout_mini_batch_size", "mini_batch_size", "micro_batch_size")
 _SAID_THERE = Key(("reward",), lambda *_: [])  # read by reward_class.id

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf_stages.args import TrainArgs
+from rlhf_stages.engines import engine_of
 
 MINIMUM_LEARNING_RATE = 1e-6
 
@@ -88,14 +88,16 @@ def set_up(
     """Give Fabric a model and its optimizer, and make its schedule (see `make_schedule`).
 
     Raises:
-        ValueError: as `make_optimizer`, or an optimizer does not go with the strategy.
+        ValueError: as `make_optimizer`, or an optimizer or other flags do not go with the strategy.
     """
-    if args.optimizer == "AdamW8bit" and isinstance(fabric.strategy, (FSDPStrategy, ModelParallelStrategy)):
-        raise ValueError("--optimizer=AdamW8bit does not go with FSDP, which splits each weight")
-    optimizer = make_optimizer(model, args, rate[0], can_fuse(fabric))
-    schedule = make_schedule(optimizer, rate, total_steps)
-    prepared: Any = fabric.setup(model, optimizer)
-    return *prepared, schedule
+    engine = engine_of(fabric)
+    if args.optimizer == "AdamW8bit" and engine.divides_optimizer:
+        raise ValueError("--optimizer=AdamW8bit does not go with FSDP or DeepSpeed, which split each weight")
+    fused = can_fuse(fabric)
+    model, prepared, optimizer = engine.set_up(
+        fabric, model, args, lambda module: make_optimizer(module, args, rate[0], fused)
+    )
+    return model, prepared, make_schedule(optimizer, rate, total_steps)
 
 
 def learning_rate_factor(step: int, peak: float, warmup_steps: int, total_steps: int, kind: str = "cosine") -> float:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from rlhf_stages.args import PPOArgs, TrainArgs
 from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import Records, Size
+from rlhf_stages.engines import engine_of
 
 Batch = TypeVar("Batch")
 Item = TypeVar("Item")
@@ -180,17 +181,40 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Each record once over all devices, in order, `size` at a time; at most `limit` batches over all devices.
 
-    With `tokens` each batch is cut into such of that many places at most (see `Budget`).
+    With `tokens` each batch is cut into such of that many places at most (see `Budget`), as far as there can be as many
+    on each device: a model in pieces reads with all of them or not at all. For that the last batch of a device may hold
+    one record more, and only where there are fewer records than devices some get none.
+
+    Raises:
+        ValueError: so few, and the model is in pieces.
     """
     if shard is None:
         return
     stop = len(shard) if limit is None else min(len(shard), limit * size)
-    mine = range(fabric.global_rank, stop, fabric.world_size)
-    budget = None if tokens is None else Budget(tokens, shard.sizes)
-    for start in range(0, len(mine), size):
-        samples = mine[start : start + size]
-        for part in [samples] if budget is None else budget.cut(samples):
-            yield to_device(collate([shard[i] for i in part]), fabric.device)
+    least, world = stop // fabric.world_size, range(fabric.world_size)
+    if least == 0 and engine_of(fabric).divides_weights(fabric):
+        raise ValueError(
+            f"there are {stop} records to validate on, and the weights are divided over {len(world)} devices, of which"
+            " each must have one; raise --eval_iters, or prepare more"
+        )
+    count = max(-(-least // size), 1)
+    for i in range(count):
+        place = slice(i * size, (i + 1) * size if i + 1 < count else None)
+        rows = [list(range(rank, stop, fabric.world_size)[place]) for rank in world]
+        mine = rows[fabric.global_rank]
+        parts = [mine] if tokens is None else _cut_nearly_alike(Budget(tokens, shard.sizes), rows, fabric.global_rank)
+        for part in filter(None, parts):
+            yield to_device(collate([shard[row] for row in part]), fabric.device)
+
+
+def _cut_nearly_alike(budget: Budget, devices: Sequence[list[int]], rank: int) -> list[list[int]]:
+    """`cut_alike` where some devices have a sample less, so that one micro-batch may have to be over the budget."""
+    fewest = min(map(len, devices))
+    at_least = min(max(len(budget.cut(samples)) for samples in devices), fewest)
+    parts = budget.cut(devices[rank], at_least)
+    while len(parts) > fewest > 0:
+        parts[-2:] = [parts[-2] + parts[-1]]
+    return parts
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

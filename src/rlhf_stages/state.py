@@ -79,6 +79,12 @@ def write_state(state: Any, name: str, folder: Path) -> None:
     torch.save(state, path)
 
 
+def move_states(source: Path, folder: Path) -> None:
+    """Move what `write_state` wrote into one folder to another beside it."""
+    (source / RESUME_DIR).rename(folder / RESUME_DIR)
+    source.rmdir()
+
+
 def read_state(folder: Path, name: str) -> Any:
     """Read it.
 

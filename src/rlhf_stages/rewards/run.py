@@ -6,6 +6,7 @@ from lightning.fabric import Fabric
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import ModelArgs, PPOArgs
+from rlhf_stages.engines import engine_of
 from rlhf_stages.experiment import parent_checkpoint
 from rlhf_stages.models.scalar import reward_scale
 from rlhf_stages.models.sharing import Backbone
@@ -40,6 +41,9 @@ def rewards_of_run(
         specs.insert(0, RewardSpec(name="rm", kind="reward_model", options={"path": str(checkpoint)}))
     shared = backbone if args.share_backbone == "all" else None
     rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args, shared, args))
+    for part in rewards.parts:
+        if isinstance(part.reward, RewardModel):
+            part.reward.model = engine_of(fabric).divide(fabric, part.reward.model, args)
     if checkpoint is None:
         return rewards, (0.0, 1.0), None
     first: RewardModel = rewards.parts[0].reward

@@ -141,6 +141,7 @@ def generate(
             attention_mask=prompts.attention_mask,
             generation_config=config,
             logits_processor=sampler.processor(size),
+            synced_gpus=False,  # a model in pieces is gathered meanwhile, and no device waits for another
         )
     responses = cut_at_stop(output.sequences[:, size:], sampler.stop_ids, pad_token_id)
     if not logprobs:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.engines import engine_of
 from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rollout.generation import Responses, Sampler, generate
 from rlhf_stages.rollout.slots import SlotGenerator
@@ -64,7 +65,7 @@ def make_generator(
     Raises:
         ValueError: `--generator=slots` cannot serve this model.
     """
-    model, pad = policy_of(actor), int(tokenizer.pad_token_id)
+    model, pad, engine = policy_of(actor), int(tokenizer.pad_token_id), engine_of(fabric)
     plain = HuggingFaceGenerator(model, args, sampler, pad, fabric)
     if args.generator == "hf" or (args.generator == "auto" and fabric.device.type != "cuda"):
         return plain
@@ -77,6 +78,7 @@ def make_generator(
             slots=size[0] * args.num_return_sequences,
             longest_prompt=size[1],
             dtype=DTYPES[str(fabric._precision.precision)],
+            copied=policy_of(engine.whole(fabric, actor, everywhere=True)) if engine.divides_optimizer else None,
             compiled=sampler.fused,
         )
     except Exception as error:  # whatever a model says that does not know of such a cache

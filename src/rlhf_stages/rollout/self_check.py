@@ -9,6 +9,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.engines import engine_of
 from rlhf_stages.functional.advantages import k3
 from rlhf_stages.functional.masking import masked_mean
 from rlhf_stages.rollout.collect import join, policy_outputs
@@ -54,7 +55,7 @@ def self_check(
         ValueError: they differ by more than rounding does; on every device.
     """
     devices = [fabric.device] if fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with engine_of(fabric).gathered(actor), torch.random.fork_rng(devices=devices):
         [responses] = generator([prompts], logprobs=True)
     with fabric.autocast():
         actor.eval()

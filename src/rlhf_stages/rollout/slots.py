@@ -44,6 +44,7 @@ class SlotGenerator:
             up to date at each call; LoRA adapters are merged into it.
         longest_prompt: in tokens, of all prompts to come.
         compiled: let torch.compile fuse the step before it is captured.
+        copied: a copy, in host memory, of a model whose weights are in pieces; that is gathered whenever this samples.
 
     Raises:
         ValueError: the model does not decode as it scores, see `probe`; anything that a model raises that does not
@@ -61,12 +62,13 @@ class SlotGenerator:
         longest_prompt: int,
         dtype: torch.dtype,
         compiled: bool = False,
+        copied: Any = None,
     ) -> None:
         started = time.perf_counter()
         self.source, self.args, self.sampler, self.pad_token_id = model, args, sampler, pad_token_id
         self.device = next(model.parameters()).device
-        self.own_copy = dtype != next(model.parameters()).dtype
-        self.model = narrow_copy(model, dtype) if self.own_copy else model
+        self.own_copy = copied is not None or dtype != next(model.parameters()).dtype
+        self.model = narrow_copy(copied or model, dtype).to(self.device) if self.own_copy else model
         parameters = inspect.signature(without_adapters(self.model).forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
