@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.shards import open_shard
 
-from helpers import ROOT, load_script, make_tokenizer, save_causal, save_classifier, write_toy_data
+from helpers import ROOT, load_script, make_tokenizer, save_causal, save_classifier, toy_rows, write_toy_data
 
 SCRIPT = "benchmarks/reward_model_vs_trl.py"
 
@@ -87,3 +87,21 @@ def test_supervised_training_is_measured(script, texts, capsys):
     assert ours["tokens_per_s"] == pytest.approx(24 * texts * ours["items_per_s"])
     assert ours["mfu"] == pytest.approx(6 * 106_816 * ours["tokens_per_s"] / 9.89e14)
     assert json.loads(capsys.readouterr().out.strip().splitlines()[-1]) == result
+
+
+@pytest.mark.slow
+def test_the_preparation_is_timed(tmp_path, capsys):
+    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    records = [
+        {name: f"\n\nHuman: {prompt}?\n\nAssistant:{replies[i]}" for i, name in enumerate(("chosen", "rejected"))}
+        for prompt, replies in toy_rows(40)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    flags = [f"--source={tmp_path}", f"--tokenizer_name={tmp_path / 'tokenizer'}", "--pairs=100", "--num_workers=1"]
+    result = load_script("benchmarks/prepare.py").main(flags)
+    assert (result["pairs"], result["different"], result["kept"]) == (100, 40, 100)
+    assert result["pairs_per_second"] == pytest.approx(100 / result["seconds"], rel=0.1)
+    assert 0.1 < result["peak_gib"] < 2
+    line, sentence = capsys.readouterr().out.strip().splitlines()
+    assert json.loads(line) == result
+    assert sentence.startswith("100 pairs (40 different ones) in ")

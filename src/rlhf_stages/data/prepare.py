@@ -9,6 +9,7 @@ import os
 import random
 import statistics
 import tempfile
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import TextDataArgs
+from rlhf_stages.data.encoding import TextEncoder
 from rlhf_stages.data.manifest import Counts, earlier_stages, write_manifest
 from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.sources import SPLITS, Judged, Records, Row, ToExample, fraction, judge
@@ -30,7 +32,8 @@ from rlhf_stages.files import write_text
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
 _Texts = tuple[str, tuple[str, ...]]  # Prompt and responses
-_Encoded = tuple[list[int], list[list[int]], list[bool]] | None  # The arguments of ShardWriter.add; None is too long
+# The arguments of ShardWriter.add; None is too long
+_Encoded = tuple["array[int]", "list[array[int]]", list[bool]] | None
 
 
 def prepare(
@@ -95,11 +98,11 @@ class _Encoder:
         max_length: int,
         separator: str | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._ids = TextEncoder(tokenizer)
         self._separator = separator
         self._separator_id = None if separator is None else separator_id(tokenizer, separator)
-        self._bos = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        self._eos = int(tokenizer.eos_token_id)
+        self._bos = array("i", [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)])
+        self._eos = array("i", [int(tokenizer.eos_token_id)])
         self._max_prompt_length = max_prompt_length
         self._max_length = max_length
 
@@ -112,11 +115,11 @@ class _Encoder:
         for (_, responses), prompt, fit in zip(chunk, prompts, fits, strict=True):
             room = self._max_length - len(prompt) - 1
             replies = [next(ids) for _ in responses] if fit else []
-            ends = [[*reply[:room], self._eos] for reply in replies]
+            ends = [reply[:room] + self._eos for reply in replies]
             encoded.append((prompt, ends, [len(reply) > room for reply in replies]) if fit else None)
         return encoded
 
-    def _prompts(self, texts: list[str]) -> list[list[int]]:
+    def _prompts(self, texts: list[str]) -> "list[array[int]]":
         """What `encode_prompt` gives, for many texts at once; the oldest turns leave until the prompt fits."""
         if self._separator is None or self._separator_id is None:
             return [self._bos + ids for ids in self._ids(texts)]
@@ -124,19 +127,11 @@ class _Encoder:
         ids = iter(self._ids(list(chain.from_iterable(turns))))
         prompts = []
         for of_text in turns:
-            parts = [[*next(ids), self._separator_id] for _ in of_text]
+            parts = [next(ids) + array("i", [self._separator_id]) for _ in of_text]
             while len(parts) > 1 and len(self._bos) + sum(map(len, parts)) > self._max_prompt_length:
                 parts.pop(0)
-            prompts.append(self._bos + list(chain.from_iterable(parts)))
+            prompts.append(sum(parts, start=self._bos))
         return prompts
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        # The options of encode_text, for many texts at once.
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        ids: list[list[int]] = self._tokenizer(texts, **options, return_attention_mask=False)["input_ids"]
-        return ids
 
 
 def _tokenize(
@@ -148,7 +143,7 @@ def _tokenize(
     for chunk, encoded in _encode_chunks(chunks, encoder, args.num_workers):
         for row, usable, raw in chunk:
             result = next(encoded) if row.reason is None else None
-            if result and args.remove_same_responses and len(set(map(tuple, result[1]))) < len(result[1]):
+            if result and args.remove_same_responses and len({ids.tobytes() for ids in result[1]}) < len(result[1]):
                 row.reason, result = "same response when cut", None
             if result is not None:
                 prompt, responses, truncated = result
