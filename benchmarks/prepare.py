@@ -44,7 +44,7 @@ def tokenizer_alone(name: str, lines: list[bytes], threads: int) -> float:
     os.environ |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(threads)}
     from transformers import AutoTokenizer
 
-    backend = AutoTokenizer.from_pretrained(name).backend_tokenizer
+    backend = AutoTokenizer.from_pretrained(name, trust_remote_code=False).backend_tokenizer
     texts = [record[name] for record in map(json.loads, lines) for name in ("chosen", "rejected")]
     started = time.perf_counter()
     for start in range(0, len(texts), 512):
