@@ -129,6 +129,7 @@ def test_other_weights_are_not_shared(tmp_path):
         (ModelArgs(finetune_mode="lora", load_in_8bit=True), "auto", "and no --load_in_8bit"),
         (LORA, "fsdp", "--share_backbone does not go with --strategy=fsdp"),
         (LORA, "deepspeed_stage_3", "--share_backbone does not go with --strategy=deepspeed_stage_3"),
+        (LORA, "zero.json", "--share_backbone does not go with --strategy=zero.json"),
     ],
 )
 def test_what_does_not_go_with_it(tmp_path, model_args, strategy, message):

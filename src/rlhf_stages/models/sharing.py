@@ -88,7 +88,7 @@ def shared_backbone(
         raise ValueError(
             "--share_backbone needs --finetune_mode=lora, and no --load_in_8bit: only frozen weights can be shared"
         )
-    if fabric_args.strategy.startswith(("fsdp", "deepspeed")):
+    if fabric_args.strategy not in ("auto", "ddp"):
         raise ValueError(
             f"--share_backbone does not go with --strategy={fabric_args.strategy}, which splits every model on its own"
         )
