@@ -7,8 +7,8 @@
 
 A ranking without ties is one list of all its replies. One with ties becomes its strict pairs, a list each: the loss of
 the reward model is a mean over pairs, so that is the loss of the list with the tied pairs left out. "All bad" and
-"skipped" are in the jsonl alone. Each person's ranking of an item is a record of its own. A tenth of the prompts goes to
-validation, a tenth to the test, by a hash of the prompt; with fewer than 20 different prompts all are there to train on.
+"skipped" are in the jsonl alone. Each person's ranking of an item is a record of its own. A tenth of the prompts goes
+to validation, a tenth to the test, by a hash of the prompt; with fewer than 20 different ones all are to train on.
 """
 
 import hashlib
