@@ -55,7 +55,7 @@ demo: $(RUN)/evaluation.txt
 	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
 
 test: test-fast nltk-data
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto --dist=loadgroup -m slow
 
 test-fast: typecheck nltk-data
 	$(BIN)/pytest -n auto -m "not slow"

@@ -23,6 +23,8 @@ from rlhf_stages.models.loading import load_causal
 from helpers import KINDS, ROOT, make_config, make_tokenizer, read_metrics, run_stage, save_causal, write_toy_data
 from stage_losses import STAGES, three_steps
 
+# one process makes the runs that all of these look at
+pytestmark = pytest.mark.xdist_group("engines")
 # clocks
 TIMES = ("info/time", "info/elapsed_seconds", "info/tokens_per_seconds", "info/ppo_time", "info/rollout_time")
 # the bias of attention keys, and the last one in a reward model: their gradient is rounding alone, of which Adam makes

@@ -76,7 +76,13 @@ def test_every_make_command_leads_to_commands_that_parse(command, monkeypatch, t
 
 def test_make_test_runs_everything():
     lines = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for part in ("ruff check", "ruff format --check", "mypy", 'pytest -n auto -m "not slow"', "pytest -n auto -m slow"):
+    for part in (
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        'pytest -n auto -m "not slow"',
+        "pytest -n auto --dist=loadgroup -m slow",
+    ):
         assert part in lines
 
 
