@@ -70,6 +70,7 @@ def run(kind: str, description: str, tokens: int, argv: list[str] | None) -> dic
     parser.add_argument("flags", nargs="*", help=f"further flags of rlhf_{kind}.py, after --")
     args = parser.parse_args(argv)
 
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     import torch
     from transformers import AutoModelForCausalLM
     from workload import make_config
