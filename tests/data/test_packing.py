@@ -46,9 +46,9 @@ def test_best_fit_is_what_a_search_of_all_rows_finds(capacity):
 
 def test_160_000_texts_take_less_than_two_seconds():
     lengths = random_lengths(160_000, 512)
-    started = time.perf_counter()
+    started = time.process_time()  # others may have the core meanwhile
     rows = best_fit_decreasing(lengths, 512)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert sum(lengths) / (512 * len(rows)) > 0.99
 
 
