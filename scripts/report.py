@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> Path:
 def draw(run: Any, name: str, output: Path) -> Path | None:
     """The curves of a run as one PNG file beside the page; None if there is nothing to draw yet."""
     import os
+    import re
 
     from rlhf_stages.reporting.chart import spread
     from rlhf_stages.reporting.curves import panels_of
@@ -88,14 +89,16 @@ def draw(run: Any, name: str, output: Path) -> Path | None:
             colour = COLOURS.get(line.colour, "#8a8f98")
             marker = "o" if len(steps) == 1 else None
             axes.plot(steps, curve, color=colour, linewidth=1.4, marker=marker, markersize=3)
-            axes.text(1.0, height, line.label, transform=axes.transAxes, color=colour, fontsize=8, va="center")
+            label = {"color": colour, "fontsize": 8, "va": "center", "parse_math": False}
+            axes.text(1.0, height, line.label, transform=axes.transAxes, **label)
         axes.set_title(f"{panel.title} ({panel.unit})" if panel.unit else panel.title, fontsize=9, loc="left")
         axes.tick_params(labelsize=8, length=0, labelcolor="#66707a")
         axes.margins(x=0, y=0.02)
         axes.grid(axis="y", color="#e4e6e3")
         axes.set_xlabel("step", fontsize=8, color="#66707a")
         axes.spines[:].set_visible(False)
-    path = output.with_name(f"{output.stem}-{name.replace('/', '-')}.png")
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    path = output.with_name(f"{output.stem}-{plain}.png")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         figure.savefig(temporary, format="png")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -151,6 +152,9 @@ def test_over_optimisation_is_said_where_gold_falls_while_reward_rises(ppo):
     assert over_optimised(points[:50]) is None
     falling = [dataclasses.replace(p, reward=-p.reward) for p in points]
     assert over_optimised(falling) is None  # both fall: that is another illness
+    for seed in range(50):  # noise alone is none
+        rng = random.Random(seed)
+        assert over_optimised([dataclasses.replace(p, gold=rng.gauss(0.5, 0.02)) for p in points]) is None
     assert over_optimised([dataclasses.replace(p, gold=None) for p in points]) is None
     (warning,) = [text for text in findings(ppo, points) if "over-optimised" in text]
     assert "raise --init_kl_coeff" in warning

@@ -73,6 +73,17 @@ def test_what_is_not_there_is_named(tmp_path, capsys):
     assert "no file" in refused(capsys, sft, f"--gold_score={tmp_path}/none.py:score")
 
 
+def test_names_from_files_are_no_formulas_and_no_paths(tmp_path):
+    one, other = (write_ppo(tmp_path / data / "tiny" / "ppo", 20) for data in ("toy", "play"))
+    args = json.loads((one / "args.json").read_text())
+    args["data_args"]["dataset"] = "../../\x00$\\bad{"
+    (one / "args.json").write_text(json.dumps(args))
+    (one / "metrics.csv").write_text((one / "metrics.csv").read_text().replace("reward/rm_mean", "reward/$\\bad{_mean"))
+    report(one, other, f"--output={tmp_path}/out/r.html")
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["r-..-..-bad-tiny-ppo.png", "r-play-tiny-ppo.png", "r.html"]
+
+
 def test_nothing_to_draw_yet_leaves_a_page_and_no_picture(tmp_path):
     begun = write_run(tmp_path / "toy" / "tiny" / "rm", "rm", finished=False)
     assert "Nothing was logged yet." in report(begun).read_text()

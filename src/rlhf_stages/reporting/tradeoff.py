@@ -4,6 +4,7 @@ Gao, Schulman, Hilton 2022 ("Scaling Laws for Reward Model Overoptimization", ar
 the KL to the reference the reward that is optimized, the proxy, rises, and the gold score rises and then falls.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from rlhf_stages.reporting.numbers import mean
 _ENOUGH = 4
 _BINS = 8
 _SMOOTHED = 3
-# gold has to fall by this share of its own range to be called fallen
-_FALL = 0.1
+# gold has fallen if it is lower than its highest by this share of its range, and by this many times the mean difference
+# of neighbouring points, which is noise
+_FALL, _NOISE = 0.1, 3.0
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,10 @@ def over_optimised(points: Sequence[Point]) -> tuple[Point, Point] | None:
     smooth = [_middle(measured[i : i + _SMOOTHED]) for i in range(len(measured) - _SMOOTHED + 1)]
     if len(smooth) < 2:
         return None
-    golds = [point.gold or 0.0 for point in smooth]
+    golds, raw = ([point.gold or 0.0 for point in some] for some in (smooth, measured))
+    noise = mean([abs(after - before) for before, after in itertools.pairwise(raw)])
     peak, last = smooth[golds.index(max(golds))], smooth[-1]
-    fallen = max(golds) - golds[-1] > _FALL * (max(golds) - min(golds))
+    fallen = max(golds) - golds[-1] > max(_FALL * (max(golds) - min(golds)), _NOISE * noise)
     return (peak, last) if fallen and last.reward > peak.reward else None
 
 
