@@ -59,7 +59,7 @@ def test_panels_leave_out_what_was_not_logged(ppo):
     assert "Memory of the GPU" not in titles
     assert [(line.label, len(line.points)) for line in titles["Reward"].lines] == [("train", 100), ("validation", 2)]
     assert [line.label for line in titles["Reward parts"].lines] == ["rm", "gold"]
-    assert [line.label for line in titles["Time of a step"].lines] == ["sampling", "all of the rollout", "updates"]
+    assert [line.label for line in titles["Time of a step"].lines] == ["sampling", "rollout", "updates"]
     assert panels_of(of("sft")) == []
 
 
@@ -68,8 +68,8 @@ def test_phases_of_ppo(ppo):
     sampling, scoring, updates = found.phases
     assert (sampling.seconds, scoring.seconds, updates.seconds) == (1.0, 0.5, 2.0)
     # the length goes from 20 to 25 along a line, 22.525 on average over the steps 1 to 100; 64 responses; 2 epochs
-    assert sampling.rate == f"{64 * 22.525:,.0f} response tokens/s"
-    assert updates.rate == f"{64 * 22.525 * 2 / 2:,.0f} response tokens/s"
+    assert sampling.rate == f"{64 * 22.525:,.0f} tokens/s"
+    assert updates.rate == f"{64 * 22.525 * 2 / 2:,.0f} tokens/s"
     assert (found.step_seconds, found.elapsed) == (4.0, 400.0)
 
 

@@ -116,7 +116,7 @@ def _grid(frame: _Frame, x_unit: str, *, whole_x: bool = False) -> Markup:
         y = frame.at(frame.x[0], value)[1]
         drawn.append(tag("line", x1=_LEFT, x2=f"{frame.right:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"))
         drawn.append(tag("text", short(value), x=_LEFT - 6, y=f"{y + 4:.1f}", class_="tick left"))
-    found = ticks(*frame.x, count=3)
+    found = ticks(*frame.x, count=4)
     for value in [v for v in found if v == int(v)] if whole_x else found:
         x = frame.at(value, frame.y[0])[0]
         drawn.append(tag("text", short(value), x=f"{x:.1f}", y=HEIGHT - 9, class_="tick"))

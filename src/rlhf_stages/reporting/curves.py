@@ -96,7 +96,7 @@ PANELS: dict[str, list[_Plan]] = {
         (
             "Time of a step",
             "seconds",
-            {"sampling": "info/generation_time", "all of the rollout": "info/rollout_time", "updates": "info/ppo_time"},
+            {"sampling": "info/generation_time", "rollout": "info/rollout_time", "updates": "info/ppo_time"},
         ),
         ("Memory of the GPU", "GiB, largest so far", {"": "info/peak_memory_gib"}),
     ],

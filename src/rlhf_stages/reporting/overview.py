@@ -126,15 +126,16 @@ def lineage(runs: Sequence[Run], names: Mapping[Path, str]) -> Markup:
             at = parent.experiment.resolve() if parent.experiment else None
             who = experiments.get(at, parent.path) if at else parent.path
             step = Path(parent.path).name
-            rows.append([names[run.dir], parent.role, f"{who} · {step}", _digest(parent.recorded), parent.state])
+            digest = tag("span", "weights ", _digest(parent.recorded), class_="meaning")
+            rows.append([names[run.dir], join([f"{parent.role}: {who} · {step}", digest]), parent.state])
         model = run.group("model_args").get("model_name")
         if model and not run.group("parents"):
-            rows.append([names[run.dir], "model", str(model), "", "where it starts"])
+            rows.append([names[run.dir], f"model: {model}", "where it starts"])
     data = [[names[run.dir], name, _digest(str(value))] for run in runs for name, value in run.group("shards").items()]
     versions = {name: str(value) for run in runs for name, value in run.group("versions").items()}
     parts = [tag("h2", "Lineage", id="lineage")]
     if rows:
-        parts.append(table(["run", "role", "made from", "SHA-256 of the weights", "today"], rows))
+        parts.append(table(["run", "made from (SHA-256 of the weights)", "today"], rows))
     if data:
         parts += [tag("h3", "Data"), table(["run", "shard", "fingerprint"], data)]
     if versions:
@@ -158,7 +159,7 @@ def figure(caption: str, unit: str, picture: Markup) -> Markup:
 
 
 def _digest(text: str) -> Markup:
-    return tag("code", text[:_DIGITS], title=text)
+    return tag("code", text[:_DIGITS], title=text, class_="id")
 
 
 def percent(share: float) -> str:

@@ -90,7 +90,8 @@ def throughput(run: Run) -> Markup | None:
     if found.phases and whole > known:
         rest = whole - known
         rows.append(["validation, saving, the rest", f"{short(rest)} s", percent(rest / whole), ""])
-    text = f"{short(whole)} s a step; {_clock(found.elapsed)} in all."
+    tokens = " Tokens are those of the responses." if run.stage == "ppo" else ""
+    text = f"{short(whole)} s a step; {_clock(found.elapsed)} in all.{tokens}"
     parts = [tag("h3", "Time"), tag("p", text, class_="muted")]
     if len(bars) > 1:
         parts.append(tag("div", *bars, class_="bar"))
@@ -140,7 +141,7 @@ def checkpoints(run: Run) -> Markup | None:
     rows = []
     for saved in run.checkpoints:
         marks = [name for name, at in (("latest", run.latest), ("best", run.best)) if at == saved.name]
-        digest = tag("code", saved.sha256[:12], title=saved.sha256) if saved.sha256 else ""
+        digest = tag("code", saved.sha256[:12], title=saved.sha256, class_="id") if saved.sha256 else ""
         rows.append([saved.name, saved.problem or ", ".join(marks), digest, f"{saved.size / 1e6:,.1f} MB"])
     return join(
         [tag("h3", "Checkpoints"), table(["checkpoint", "", "SHA-256 of the weights", "size"], rows, numbers=1)]

@@ -66,7 +66,7 @@ def _ppo_phases(run: Run) -> list[Phase]:
     epochs = epochs if isinstance(epochs, int) else 1
 
     def rate(phase: float, tokens: float) -> str:
-        return f"{tokens / phase:,.0f} response tokens/s" if phase > 0 and tokens == tokens and tokens else ""
+        return f"{tokens / phase:,.0f} tokens/s" if phase > 0 and tokens == tokens and tokens else ""
 
     reading = max(0.0, seconds["rollout"] - seconds["generation"])
     return [
