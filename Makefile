@@ -5,6 +5,8 @@
 #                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
 #                  DATASET=daily_dialog: prepare, sft, an intent classifier in place of rm, ppo, and a table of metrics
 # make soak SECONDS=600   faults on purpose, compared with undisturbed runs; make kill-points, make fuzz: see below
+# make report      one page about a finished or running pipeline: curves, gold against reward, texts, warnings
+# make frontier KL_COEFFS="0.03 0.1 0.3 1"   PPO once for each KL coefficient, compared on one page
 # make dpo         the same with DPO in place of reward model and PPO
 
 PYTHON ?= python3
@@ -17,6 +19,8 @@ PY := $(BIN)/python
 MAKEFLAGS += --jobs=2
 
 SECONDS ?= 600
+KL_COEFFS ?= 0.03 0.1 0.3 1
+FRONTIER_STEPS ?= 50
 DATASET ?= helpdesk
 MODEL ?= models/helpdesk-tiny
 CLASSIFIER_MODEL ?= $(MODEL)
@@ -40,19 +44,24 @@ SCORER := $(RUN)/rm/summary.json
 REWARDS = --rm_experiment_dir=$(RUN)/rm
 EVALUATE = --rm_experiment_dir=$(RUN)/rm $(GOLD)
 endif
+ifeq ($(DATASET),helpdesk)
+# measured in every step and not paid: its weight is 0
+REWARDS += --reward gold=0,type=data_prep/helpdesk/corpus.py:gold_rewards
+endif
 # a dataset with prompts for PPO alone has a third share
 PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo report frontier nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
-demo: $(RUN)/evaluation.txt
+demo: $(RUN)/report.html
 	@cat $(RUN)/evaluation.txt
 	@echo
 	@echo "data         $(DATA)"
 	@echo "experiments  $(RUN)/sft  $(RUN)/rm  $(RUN)/ppo"
 	@echo "chat         $(PY) scripts/chat.py $(RUN)/ppo"
+	@echo "report       $(RUN)/report.html"
 
 test: test-fast nltk-data
 	$(BIN)/pytest -n auto --dist=loadgroup -m slow
@@ -142,6 +151,22 @@ $(RUN)/dpo/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
 $(RUN)/evaluation.txt: $(RUN)/ppo/summary.json
 	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) $(EVALUATE) $(EVALUATE_FLAGS) \
 		--output=$(RUN)/evaluation.json --experiment_dirs $(RUN)/sft $(RUN)/ppo > $@
+
+report: $(RUN)/report.html
+
+$(RUN)/report.html: $(RUN)/evaluation.txt
+	$(PY) scripts/report.py $(RUN)/ppo --evaluation=$(RUN)/evaluation.json --output=$@
+
+frontier: $(RUN)/frontier.html
+	@echo "report       $<"
+
+$(RUN)/frontier.html: $(foreach coeff,$(KL_COEFFS),$(RUN)-kl$(coeff)/ppo/summary.json)
+	$(PY) scripts/report.py $(^:/summary.json=) --output=$@
+
+$(RUN)-kl%/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS)
+	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft $(REWARDS) \
+		$(subst --experiment_name=$(NAME),--experiment_name=$(NAME)-kl$*,$(STAGE_FLAGS)) \
+		--init_kl_coeff=$* --max_steps=$(FRONTIER_STEPS) --epochs=20 $(PPO_FLAGS)
 
 models/helpdesk-tiny/config.json: | $(INSTALLED)
 	$(PY) data_prep/helpdesk/make_model.py --destination_dir=models/helpdesk-tiny

@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
     from rlhf_stages.rollout.generation import make_sampler
     from rlhf_stages.rollout.generators import make_generator
-    from rlhf_stages.rollout.health import HealthMonitor, health_metrics
+    from rlhf_stages.rollout.health import health_metrics
+    from rlhf_stages.rollout.monitor import HealthMonitor
     from rlhf_stages.rollout.samples import load_example_prompt, log_example, log_rollout_sample
     from rlhf_stages.rollout.self_check import self_check
     from rlhf_stages.rollout.statistics import experience_metrics, rollout_metrics

@@ -20,6 +20,7 @@ from rlhf_stages.args import (
     ModelArgs,
     NltkDataArgs,
     PPOArgs,
+    ReportArgs,
     RMArgs,
     RolloutArgs,
     SFTArgs,
@@ -45,6 +46,7 @@ REQUIRED = {
     ClassifierArgs: [],
     ChatArgs: ["model"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
+    ReportArgs: ["e"],
     EvaluateArgs: ["--experiment_dirs", "e"],
     NltkDataArgs: [],
 }

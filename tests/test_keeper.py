@@ -9,7 +9,7 @@ from rlhf_stages.cli import Interrupted
 from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.keeper import Keeper
 from rlhf_stages.kl_control import make_kl_control
-from rlhf_stages.rollout.health import HealthMonitor
+from rlhf_stages.rollout.monitor import HealthMonitor
 from rlhf_stages.tracking import Averages
 from rlhf_stages.value_norm import ValueNorm
 

@@ -285,3 +285,8 @@ def gold_score(prompt: str, response: str) -> float:
     fluency = len(set(pairs) & kind.known_pairs) / len(pairs)
     quality = fluency * min(1.0, RUN_ON_WORDS / words) * min(1.0, MAX_COURTESIES / max(1, courtesies))
     return round((CORRECT_GOLD * correct + manners) * quality**2, 6)
+
+
+def gold_rewards(prompts: list[str], responses: list[str]) -> list[float]:
+    """Gold scores as a part of PPO's reward: with weight 0 they are measured in every step, and not paid."""
+    return [gold_score(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]

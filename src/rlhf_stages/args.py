@@ -40,6 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
     **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
     "bootstrap_samples": (100, 10**6),
+    "watch": (1, 86400),
     **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
     "ignore_index": (-(2**62), -1),
     "top_p": (1e-12, 1),
@@ -714,6 +715,19 @@ class EvaluateArgs(Args):
             names = ("intent_classifier", "intent_key", "bootstrap_samples", "markdown")
             dialogue = [name for name in names if _changed(self, name)]
             _require(not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportArgs(Args):
+    """Report of training runs as one HTML file, and their curves as PNG files."""
+
+    # Experiments or folders of stages; what they were made from is shown with them
+    experiments: list[str] = field(positional=True, nargs="+", metavar="EXPERIMENT")  # noqa: RUF009
+    output: str | None = None  # HTML file; none: report.html in the first folder
+    evaluation: str | None = None  # JSON file of evaluate.py --output: its table, and texts before and after
+    gold_score: str | None = None  # path.py:function for samples.jsonl, where a run has no gold of its own
+    png: bool = flag(True)  # Also draw the curves of each run as <output without .html>-<run>.png
+    watch: int | None = None  # Do it again every so many seconds until the runs are finished
 
 
 def _require(condition: bool, message: str) -> None:

@@ -225,3 +225,11 @@ def test_phrases_carry_one_marker_of_their_own_tone_and_state_no_answer() -> Non
         assert bool(corpus.RUDENESS.search(phrase)) == (phrase in curt)
         assert not corpus.DOUBT.search(phrase)
         assert not any(mention.search(phrase) for mention in mentions)
+
+
+def test_gold_as_a_part_of_the_reward() -> None:
+    prompts, right = zip(*(RIGHT_ANSWERS[kind] for kind in ("total", "size")), strict=True)
+    responses = [f"You pay {right[0]} euros. Thank you!", "No idea."]
+    scores = [corpus.gold_score(prompt, reply) for prompt, reply in zip(prompts, responses, strict=True)]
+    assert corpus.gold_rewards(list(prompts), responses) == scores
+    assert scores[0] > 0.5 > scores[1]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rlhf_stages.rollout.collect import Rollout
-from rlhf_stages.rollout.health import HealthMonitor, health_metrics
+from rlhf_stages.rollout.health import health_metrics
+from rlhf_stages.rollout.monitor import HealthMonitor
 
 
 def test_health_metrics_by_hand():

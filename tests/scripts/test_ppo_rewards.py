@@ -57,6 +57,19 @@ def test_no_reward_model_is_needed(tiny_run, tmp_path):
     assert list(kept["parents"]) == ["sft"]
 
 
+def test_a_part_without_weight_is_measured_and_changes_nothing(tiny_run, tmp_path):
+    """Gold of the demo: the reward model alone, and with a part that nobody is paid for, are one run."""
+    scorer = f"--rm_experiment_dir={tiny_run.rm}"
+    alone = run_ppo(tiny_run, tmp_path / "alone", scorer)
+    measured = run_ppo(tiny_run, tmp_path / "measured", scorer, "--reward", "gold=0,type=length")
+    before, after = read_metrics(alone), read_metrics(measured)
+    assert {name: after[name] for name in before} == before
+    assert len(values(measured, "reward/gold_mean")) == 2
+    assert len(values(measured, "val/reward_gold")) == 2  # before the first step, and at the end
+    weights = [resolve_checkpoint(folder) / "model.safetensors" for folder in (alone, measured)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def test_a_reward_model_may_stand_beside_others(tiny_run, tmp_path):
     folder = run_ppo(tiny_run, tmp_path, f"--rm_experiment_dir={tiny_run.rm}", "--reward", "length=0")
     assert values(folder, "train/reward_mean") == pytest.approx(values(folder, "reward/rm_mean"), rel=1e-5)

@@ -1,0 +1,90 @@
+"""Which stage was made from which: the parents in args.json, followed from folder to folder."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_stages.reporting.folder import Run, read_checkpoints, read_run
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A checkpoint that a run started from.
+
+    recorded: the digest of its weights when the run started. found: where it lies now. state: what has become of it.
+    """
+
+    role: str
+    path: str
+    recorded: str
+    found: Path | None
+    state: str
+
+    @property
+    def experiment(self) -> Path | None:
+        """The experiment folder that it lies in."""
+        folder = self.found.parent.parent if self.found else None
+        return folder if folder and (folder / "args.json").is_file() else None
+
+
+def parents_of(run: Run) -> list[Parent]:
+    """The parents of a run, each looked for where it was, then beside the run (folders may have been moved)."""
+    return [_parent(run, role, entry) for role, entry in run.group("parents").items() if isinstance(entry, Mapping)]
+
+
+def _parent(run: Run, role: str, entry: Mapping[str, object]) -> Parent:
+    path, recorded = str(entry.get("path", "")), str(entry.get("sha256", ""))
+    tail = Path(path).parts[-5:]  # <dataset>/<name>/<stage>/checkpoints/<checkpoint>
+    candidates = [
+        Path(path),
+        run.dir.resolve().parents[2].joinpath(*tail) if len(run.dir.resolve().parents) > 2 else None,
+    ]
+    experiments = [c.parent.parent for c in candidates if c is not None and c.parent.name == "checkpoints"]
+    for experiment in experiments:
+        if not (experiment / "args.json").is_file():
+            continue
+        saved = {s.name: s for s in read_checkpoints(experiment)}.get(Path(path).name)
+        checkpoint = experiment / "checkpoints" / Path(path).name
+        if saved is None:
+            return Parent(role, path, recorded, checkpoint, "the checkpoint was removed since")
+        if saved.sha256 is None:
+            return Parent(role, path, recorded, checkpoint, saved.problem or "without a digest to compare")
+        same = saved.sha256 == recorded
+        state = "the same weights still" if same else "other weights now: it was trained again after this run started"
+        return Parent(role, path, recorded, checkpoint, state)
+    if Path(path).is_dir():
+        return Parent(role, path, recorded, Path(path), "a model folder from elsewhere")
+    return Parent(role, path, recorded, None, "not there any more")
+
+
+def with_ancestors(directories: Iterable[Path]) -> list[Run]:
+    """Read the experiments and all that they were made from, parents before children, each once."""
+    runs: dict[Path, Run] = {}
+    open_ones: set[Path] = set()
+
+    def visit(directory: Path) -> None:
+        key = directory.resolve()
+        if key in runs or key in open_ones:  # the second: args.json of a damaged folder may name itself
+            return
+        open_ones.add(key)
+        run = read_run(directory)
+        for parent in parents_of(run):
+            if parent.experiment is not None:
+                visit(parent.experiment)
+        runs[key] = run
+
+    for directory in directories:
+        visit(directory)
+    return list(runs.values())
+
+
+def titles(runs: Iterable[Run]) -> dict[Path, str]:
+    """A short title for each run: its stage, with as much before it as tells it from the others."""
+    runs = list(runs)
+    several_names = len({(run.dataset, run.name) for run in runs}) > 1
+    several_datasets = len({run.dataset for run in runs}) > 1
+    found = {}
+    for run in runs:
+        parts = [run.dataset] * several_datasets + [run.name] * several_names + [run.stage]
+        found[run.dir] = "/".join(parts)
+    return found
