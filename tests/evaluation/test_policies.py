@@ -3,7 +3,7 @@ import torch
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
+from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize, with_probabilities
 from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 
@@ -60,6 +60,8 @@ def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
         assert (reply.tokens, reply.ended) == (len(response), response[-1] == 2)
         assert reply.text == tokenizer.decode(response, skip_special_tokens=True)
         assert reply.gold == len(reply.text)
+        words = response[:-1] if reply.ended else response
+        assert reply.repeats is any(words.count(i) > 1 and words.count(i) >= len(words) / 2 for i in words)
         text = torch.tensor([prompt + response])
         kl = 0.0
         for place, token in enumerate(response, start=len(prompt)):
@@ -108,24 +110,41 @@ def test_a_tie_is_wrong(fabric, shard):
     )
 
 
-def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None):
-    return Reply("p", text, tokens, ended, kl, reward, gold)
+def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None, **more):
+    return Reply("p", text, tokens, ended, kl, reward, gold, **more)
 
 
 def test_summary_by_hand():
     replies = [
-        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0),
-        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0),
-        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5),
-        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5),
+        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0, probability=0.9),
+        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0, probability=0.0),
+        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5, repeats=True, probability=0.4),
+        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5, repeats=True, probability=0.1),
     ]
     assert summarize(replies) == {
         "gold score": 0.5,
         "reward-model score": 1.0,
+        "classifier probability": pytest.approx(0.35),
         "KL to the reference (nats)": 2.0,
         "mean length (tokens)": 4.0,
         "distinct-2": 4 / 6,  # ab bc ab bd de ab
+        "repeated token (%)": 50.0,
         "empty replies (%)": 25.0,
         "cut-off replies (%)": 25.0,
     }
-    assert not {"gold score", "reward-model score"} & set(summarize([reply("a b")]))
+    assert not {"gold score", "reward-model score", "classifier probability"} & set(summarize([reply("a b")]))
+
+
+def test_the_classifier_reads_prompt_and_response():
+    class Judge:
+        labels = ("negative", "positive")
+
+        def probabilities(self, texts):
+            assert texts == ["p good", "p bad"]
+            return torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+
+    replies = [reply(" good"), reply(" bad")]
+    for label, expected in (("positive", [0.75, 0.0]), ("negative", [0.25, 1.0])):
+        assert [r.probability for r in with_probabilities(replies, Judge(), label)] == expected
+    with pytest.raises(ValueError, match="knows no label 'fine', but negative, positive"):
+        with_probabilities(replies, Judge(), "fine")
