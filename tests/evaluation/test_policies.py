@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -70,6 +72,20 @@ def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
         assert reply.kl == pytest.approx(kl, abs=1e-4)
         score = reward_model.hf(text).logits[0, 0]
         assert reply.reward == pytest.approx(score.item(), abs=2e-5)
+
+
+def test_the_stop_token_is_no_part_of_what_repeats(tmp_path, fabric, shard):
+    model = load(fabric, tmp_path)
+    rows = [[20, 20, 21, 22, 2], [20, 20, 21, 22, 23], [20, 2, 3, 3, 3], [2, 3, 3, 3, 3]]
+    model.generate = lambda input_ids, **_: SimpleNamespace(
+        sequences=torch.cat([input_ids.repeat(4, 1), torch.tensor(rows)], dim=1)
+    )
+    args = GenerationArgs(max_new_tokens=5, num_return_sequences=4)
+    replies = policy_replies(
+        model, model, [shard[0]], make_tokenizer(), args, fabric, 1, gold_score=lambda prompt, text: 0.0
+    )
+    # two of four before the end, two of five, one alone and nothing; padding does not count
+    assert [reply.repeats for reply in replies] == [True, False, False, False]
 
 
 def test_a_policy_has_no_kl_to_itself(tmp_path, fabric, shard):
