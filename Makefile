@@ -38,6 +38,9 @@ RANKED := $(if $(RANK_LISTS),--rank_lists=$(RANK_LISTS))
 PREPARE := $(PY) data_prep/$(DATASET)/prepare_data.py $(call config,prepare) --destination_dir=$(DATA) \
 	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(RANKED) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
 STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --resume --overwrite
+# where a reward model starts
+RM_START = --sft_experiment_dir=$(RUN)/sft
+RM_NEEDS = $(RUN)/sft/summary.json
 # where PPO's rewards come from, and what a pipeline ends with
 ifeq ($(DATASET),daily_dialog)
 SCORER := $(RUN)/classifier/summary.json
@@ -47,6 +50,9 @@ else ifeq ($(DATASET),zh_sentiment)
 SCORER := $(RUN)/classifier/summary.json
 # another architecture, and the other half of the reviews
 JUDGE := $(RUN)-judge/classifier
+# an encoder that learns from the lists alone; what SFT gives is a causal model
+RM_START = --model_name=$(CLASSIFIER_MODEL)
+RM_NEEDS = $(call model_file,$(CLASSIFIER_MODEL))
 REWARDS = --reward positive=1,type=classifier,model=$(RUN)/classifier,label=positive,text=whole
 EVALUATE = --rm_experiment_dir=$(RUN)/rm --classifier=$(JUDGE)
 else
@@ -138,8 +144,8 @@ $(DATA)/prompt_train.pt: $(DATA)/preference_train.pt
 $(RUN)/sft/summary.json: $(DATA)/finetune_train.pt
 	$(PY) scripts/rlhf_sft.py $(call config,sft) --model_name=$(MODEL) $(STAGE_FLAGS) $(SFT_FLAGS)
 
-$(RUN)/rm/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
-	$(PY) scripts/rlhf_rm.py $(call config,rm) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(RM_FLAGS)
+$(RUN)/rm/summary.json: $(RM_NEEDS) $(DATA)/preference_train.pt
+	$(PY) scripts/rlhf_rm.py $(call config,rm) $(RM_START) $(STAGE_FLAGS) $(RM_FLAGS)
 
 # what a classifier learns from is text, so that it may be any model: CLASSIFIER_MODEL=roberta-base
 $(DATA)/$(LABELS)_train.jsonl: $(DATA)/finetune_train.pt
