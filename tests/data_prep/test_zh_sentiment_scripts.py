@@ -2,10 +2,20 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from rlhf_stages.args import (
     ClassifierArgs,
@@ -22,6 +32,7 @@ from rlhf_stages.args import (
 from rlhf_stages.cli import parse, run
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.tokenizer import encode_text, load_tokenizer
+from rlhf_stages.data.zh_sentiment import PROMPTS
 from rlhf_stages.rewards.spec import read_specs
 
 from helpers import ROOT, load_script, run_stage
@@ -230,3 +241,45 @@ def test_the_configuration_of_the_seed():
     assert reward.options["label"] == "positive (stars 4 and 5)"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert all(getattr(args, name, getattr(generation, name, None)) == value for name, value in content.items())
+
+
+def save_as_the_hub_has_it(folder, model, alphabet):
+    """A model with a tokenizer of BERT's, which has [CLS] and [SEP] in place of BOS and EOS, as both of the seed's."""
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet]), "utf-8")
+    BertTokenizer(str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def test_the_configuration_of_the_seed_runs_as_its_comment_says(corpus, tmp_path, monkeypatch):
+    """With folders of the names of the hub's models, two steps in place of 157, and smaller rollouts."""
+    alphabet = sorted({*(corpus / "reviews.csv").read_text("utf-8"), *"".join(PROMPTS)} - {"\n"})
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    labels = {0: "positive (stars 4 and 5)", 1: "negative (stars 1, 2 and 3)"}
+    size = len(alphabet) + 5
+    # GPT-2's own ids of BOS and EOS, 50256, stay in the configuration, and are none of this vocabulary
+    policy = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=64))
+    scorer = BertForSequenceClassification(
+        BertConfig(vocab_size=size, max_position_embeddings=64, id2label=labels, **shape)
+    )
+    monkeypatch.chdir(tmp_path)
+    save_as_the_hub_has_it(tmp_path / "uer" / "gpt2-chinese-cluecorpussmall", policy, alphabet)
+    save_as_the_hub_has_it(tmp_path / "uer" / "roberta-base-finetuned-jd-binary-chinese", scorer, alphabet)
+
+    data, name = "data/zh_sentiment/uer", "uer/gpt2-chinese-cluecorpussmall"
+    for stage in ("finetune", "prompt"):
+        call(
+            "prepare_data", f"--stage={stage}", f"--source={corpus / 'reviews.csv'}", f"--tokenizer_name={name}",
+            f"--rank_lists={corpus / 'lists.tsv'}", f"--destination_dir={data}", "--num_workers=1",
+            *(["--num_prompts=40"] if stage == "prompt" else []),
+        )  # fmt: skip
+    local = ["--accelerator=cpu", "--devices=1"]
+    argv = [f"--data_dir={data}", f"--model_name={name}", "--max_steps=1", "--learning_rate=0"]
+    sft = load_script("scripts/rlhf_sft.py").main([*argv, "--max_new_tokens=4", *local])
+    assert sft == Path("experiments/zh_sentiment/uer/sft")
+    smaller = ["--max_steps=2", "--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=8"]
+    argv = [f"--config={ROOT / 'configs' / 'zh_sentiment_ppo.yaml'}", *smaller, "--micro_batch_size=8", *local]
+    ppo = load_script("scripts/rlhf_ppo.py").main(argv)
+    assert json.loads((ppo / "summary.json").read_text())["steps"] == 2
+    samples = [json.loads(line) for line in (ppo / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert {"".join(sample["prompt"].split()) for sample in samples} <= {"".join(p.split()) for p in PROMPTS}
