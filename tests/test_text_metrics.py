@@ -12,7 +12,16 @@ from nltk.tokenize import NLTKWordTokenizer
 from nltk.translate.meteor_score import single_meteor_score
 
 from rlhf_stages import text_metrics
-from rlhf_stages.text_metrics import all_rouge, bleu_counts, bleu_of_counts, distinct_n, meteor, rouge, sentence_bleu
+from rlhf_stages.text_metrics import (
+    all_rouge,
+    bleu_counts,
+    bleu_of_counts,
+    distinct_n,
+    meteor,
+    repeats_a_token,
+    rouge,
+    sentence_bleu,
+)
 
 RESPONSES = [
     "This is a plan that makes sure that the crew always follows the rules of the ship.",
@@ -161,3 +170,29 @@ def test_distinct_n():
     assert distinct_n(["a b", "b a"], 2) == 1.0
     assert distinct_n(["a", ""], 2) == 0.0
     assert distinct_n([], 2) == 0.0
+
+
+def test_chinese_characters_count_as_words_of_a_distinct_n():
+    # 很 好 ， 很 好 ！ has the pairs 很好 好， ，很 很好 好！, four of five different
+    assert distinct_n(["很好，很好！"], 2) == 4 / 5
+    assert distinct_n(["，，，，", "，　，"], 2) == 1 / 4  # the wide space is one
+    assert distinct_n(["iPhone 8很好", "iPhone 8 很 好"], 2) == 3 / 6  # words of Latin letters stay whole
+    assert distinct_n(["ab-cd, 12.5 ef"], 1) == 1.0
+    assert distinct_n(["なるほど なる"], 1) == 4 / 6
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], False),
+        ([5], False),  # once is no repetition
+        ([5, 6], False),
+        ([5, 5], True),
+        ([5, 6, 5, 7], True),  # exactly half
+        ([5, 6, 5, 7, 8], False),  # two of five
+        ([5, 5, 6, 7, 5, 8], True),
+        (list("，差，差，好"), True),  # three of six
+    ],
+)
+def test_a_token_that_makes_up_half_of_a_text(tokens, expected):
+    assert repeats_a_token(tokens) is expected

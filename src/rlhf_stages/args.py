@@ -43,6 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "watch": (1, 86400),
     **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
     "ignore_index": (-(2**62), -1),
+    "opening_length": (2, 2**62),
     "top_p": (1e-12, 1),
 }
 
@@ -83,7 +84,8 @@ class TextDataArgs(Args):
     seed: int = 42  # Seed of splits and shuffle; the same for every stage of one folder
     validation_percentage: float = 0.1  # Share of the training prompts for validation, 0 to 1
     test_percentage: float = 0.1  # Share of all prompts for testing, if the source has no test split of its own
-    stage_split: str = "1,1,0"  # Shares of the prompts for finetune, preference, prompt; they never overlap
+    # Shares of the prompts for finetune, preference, prompt, which never overlap; all: each stage has all that it reads
+    stage_split: str = "1,1,0"
     num_workers: int = 4  # Processes that tokenize
     trust_remote_code: bool = flag(False)  # Run code that comes with the tokenizer
 
@@ -102,7 +104,9 @@ class TextDataArgs(Args):
 
     @property
     def stage_shares(self) -> dict[str, float]:
-        """Share of the prompts of each stage; they sum to 1."""
+        """Share of the prompts of each stage; they sum to 1. With `all` the stage has all that its source gives."""
+        if self.stage_split == "all":
+            return {self.stage: 1.0}
         try:
             weights = [float(part) for part in self.stage_split.split(",")]
         except ValueError:
@@ -132,6 +136,39 @@ class DailyDialogArgs(TextDataArgs):
     def separator(self) -> str:
         """What the separator stands for."""
         return self.turn_separator.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZhSentimentArgs(TextDataArgs):
+    """Data preparation: Chinese reviews, ranked lists of them, and prompts."""
+
+    # Shards of reviews, ranked lists or prompts, or sentiment_<half>_<split>.jsonl to train two classifiers on
+    stage: Literal["finetune", "preference", "prompt", "classify"] = "finetune"  # type: ignore[assignment]
+    source: str | None = None  # Reviews with label (1 positive, 0 negative) and review: a csv file, a folder of them
+    rank_lists: str | None = None  # File of ranked lists: one a line, tabs between its texts, the best first
+    prompts: str | None = None  # File of prompts, one a line; none: the four of seed 002
+    num_prompts: int = 20_000  # Prompts to train on, drawn with repetition; a tenth as many to validate and to test on
+    list_prompt: str = "评论："  # What the texts of the lists answer; taken off where all texts of a list begin with it
+    opening_length: int = 8  # Characters of a review that are its prompt: 2 to this many, by a hash of the text
+    remove_leak: bool = flag(True)  # Drop reviews that a ranked list holds, whatever their punctuation
+    max_length: int = 128  # Tokens of prompt and response with BOS and EOS; longer responses are cut, EOS kept
+    max_prompt_length: int = 32  # Tokens; records with a longer prompt are dropped
+    minimum_response_length: int = 1  # Characters; shorter responses are dropped
+    stage_split: str = field(default="all", cmd=False)  # No flag: each stage has a source of its own
+    # Drop repeated prompt + response. Reviews that say the same are dropped anyway, and drawn prompts are to come again
+    remove_same_inputs: bool = flag(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_reviews, is_prompt = self.stage in ("finetune", "classify"), self.stage == "prompt"
+        _require(self.source is not None or not needs_reviews, f"--stage={self.stage} needs --source, the reviews")
+        _require(self.rank_lists is not None or self.stage != "preference", "--stage=preference needs --rank_lists")
+        _require(
+            self.rank_lists is not None or not needs_reviews or not self.remove_leak,
+            "--rank_lists says which reviews to drop, so that no list holds one; pass it, or --remove_leak=False",
+        )
+        changed = [name for name in ("prompts", "num_prompts") if _changed(self, name)]
+        _require(is_prompt or not changed, f"--{' --'.join(changed)} only act with --stage=prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -594,7 +631,7 @@ class ClassifierArgs(TrainArgs):
     """Sequence classifier, from labelled texts: any --source, or those that a prepared --data_dir holds."""
 
     source: str | None = None  # Hub id, jsonl, jsonl.gz, csv, tsv, parquet, a folder of those or of save_to_disk
-    label_kind: Literal["act", "emotion"] = "act"  # Of --data_dir: reads its files act_train.jsonl and so on
+    label_kind: str = "act"  # Of --data_dir: reads its files act_train.jsonl and so on; emotion, sentiment_a ...
     text_column: str = "text"  # Column of the text in --source
     label_column: str = "label"  # Column of the label in --source
     split_column: str | None = None  # Column that says train, validation or test; is_valid, is_test: true or false
@@ -612,6 +649,10 @@ class ClassifierArgs(TrainArgs):
         of_source = [n for n in ("text_column", "label_column", "split_column", "columns") if _changed(self, n)]
         of_folder = [n for n in ("data_dir", "label_kind") if _changed(self, n)]
         _require(self.source is not None or not of_source, f"--{' --'.join(of_source)} only act with --source")
+        _require(
+            re.fullmatch(r"\w+", self.label_kind) is not None,
+            f"--label_kind is the name of files without the split, such as act, got {self.label_kind!r}",
+        )
         _require(self.source is None or not of_folder, f"--{' --'.join(of_folder)} only act without --source")
         for name, least in (("labels", 2), ("columns", 2)):
             parts = self.names(name)
@@ -690,6 +731,8 @@ class EvaluateArgs(Args):
     experiment_dirs: list[str] = field(default_factory=list)  # noqa: RUF009
     data_dir: str = "data"  # Folder written by prepare_data.py
     rm_experiment_dir: str | None = None  # Reward model that scores the responses
+    classifier: str | None = None  # Judge of prompt and response together: experiment, model folder or hub id
+    classifier_label: str = "positive"  # Its label whose probability is shown
     # policies: rewards, KL, diversity. dialogue: ROUGE, METEOR, BLEU, intent, perplexity, with confidence intervals
     suite: Literal["policies", "dialogue"] = "policies"
     intent_classifier: str | None = None  # Classifier of what a reply does: experiment, model folder or hub id
@@ -709,12 +752,16 @@ class EvaluateArgs(Args):
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
         if self.suite == "dialogue":
             _require(bool(self.experiment_dirs), "--suite=dialogue compares policies: give --experiment_dirs")
-            policies = [name for name in ("gold_score", "rm_experiment_dir") if _changed(self, name)]
+            policies = [name for name in ("gold_score", "rm_experiment_dir", "classifier") if _changed(self, name)]
             _require(not policies, f"--{' --'.join(policies)} only act with --suite=policies")
         else:
             names = ("intent_classifier", "intent_key", "bootstrap_samples", "markdown")
             dialogue = [name for name in names if _changed(self, name)]
             _require(not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
+        _require(
+            self.classifier is not None or not _changed(self, "classifier_label"),
+            "--classifier_label only acts with --classifier",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,9 @@ ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 NLTK_DATA = Path("nltk_data")
 # words and references come again, and to stem, look up or part one takes longer than all the rest
 _REMEMBERED = 2**16
+# each Chinese or Japanese character, and each mark of full width, since no spaces part them; words elsewhere
+_FULL_WIDTH = r"\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uffef"
+_UNITS = re.compile(rf"[{_FULL_WIDTH}]|[^\s{_FULL_WIDTH}]+")
 _FULL_STOP = re.compile(r"""(?<!\.)\.(?=["')\]]*\s)""")
 
 
@@ -86,9 +90,19 @@ def bleu_of_counts(counts: Sequence[float]) -> float:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words per n-gram, over all texts together (Li et al. 2016); 0 where there is none."""
-    grams = [tuple(text[i : i + n]) for text in map(str.split, texts) for i in range(len(text) - n + 1)]
+    """Different n-grams of words per n-gram, over all texts together (Li et al. 2016); 0 where there is none.
+
+    A Chinese or Japanese character counts as a word, and so does a mark of full width.
+    """
+    units = map(_UNITS.findall, texts)
+    grams = [tuple(text[i : i + n]) for text in units for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def repeats_a_token(tokens: Sequence[Hashable]) -> bool:
+    """Whether one token comes more than once and makes up at least half of a text: the sign of a collapsed policy."""
+    most = max(Counter(tokens).values(), default=0)
+    return most > 1 and 2 * most >= len(tokens)
 
 
 @lru_cache(maxsize=_REMEMBERED)

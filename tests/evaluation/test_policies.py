@@ -1,9 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize
+from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize, with_probabilities
 from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 
@@ -60,6 +62,8 @@ def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
         assert (reply.tokens, reply.ended) == (len(response), response[-1] == 2)
         assert reply.text == tokenizer.decode(response, skip_special_tokens=True)
         assert reply.gold == len(reply.text)
+        words = response[:-1] if reply.ended else response
+        assert reply.repeats is any(words.count(i) > 1 and words.count(i) >= len(words) / 2 for i in words)
         text = torch.tensor([prompt + response])
         kl = 0.0
         for place, token in enumerate(response, start=len(prompt)):
@@ -68,6 +72,20 @@ def test_replies_equal_a_loop_over_texts(tmp_path, fabric, shard, sequences):
         assert reply.kl == pytest.approx(kl, abs=1e-4)
         score = reward_model.hf(text).logits[0, 0]
         assert reply.reward == pytest.approx(score.item(), abs=2e-5)
+
+
+def test_the_stop_token_is_no_part_of_what_repeats(tmp_path, fabric, shard):
+    model = load(fabric, tmp_path)
+    rows = [[20, 20, 21, 22, 2], [20, 20, 21, 22, 23], [20, 2, 3, 3, 3], [2, 3, 3, 3, 3]]
+    model.generate = lambda input_ids, **_: SimpleNamespace(
+        sequences=torch.cat([input_ids.repeat(4, 1), torch.tensor(rows)], dim=1)
+    )
+    args = GenerationArgs(max_new_tokens=5, num_return_sequences=4)
+    replies = policy_replies(
+        model, model, [shard[0]], make_tokenizer(), args, fabric, 1, gold_score=lambda prompt, text: 0.0
+    )
+    # two of four before the end, two of five, one alone and nothing; padding does not count
+    assert [reply.repeats for reply in replies] == [True, False, False, False]
 
 
 def test_a_policy_has_no_kl_to_itself(tmp_path, fabric, shard):
@@ -108,24 +126,41 @@ def test_a_tie_is_wrong(fabric, shard):
     )
 
 
-def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None):
-    return Reply("p", text, tokens, ended, kl, reward, gold)
+def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None, **more):
+    return Reply("p", text, tokens, ended, kl, reward, gold, **more)
 
 
 def test_summary_by_hand():
     replies = [
-        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0),
-        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0),
-        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5),
-        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5),
+        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0, probability=0.9),
+        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0, probability=0.0),
+        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5, repeats=True, probability=0.4),
+        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5, repeats=True, probability=0.1),
     ]
     assert summarize(replies) == {
         "gold score": 0.5,
         "reward-model score": 1.0,
+        "classifier probability": pytest.approx(0.35),
         "KL to the reference (nats)": 2.0,
         "mean length (tokens)": 4.0,
         "distinct-2": 4 / 6,  # ab bc ab bd de ab
+        "repeated token (%)": 50.0,
         "empty replies (%)": 25.0,
         "cut-off replies (%)": 25.0,
     }
-    assert not {"gold score", "reward-model score"} & set(summarize([reply("a b")]))
+    assert not {"gold score", "reward-model score", "classifier probability"} & set(summarize([reply("a b")]))
+
+
+def test_the_classifier_reads_prompt_and_response():
+    class Judge:
+        labels = ("negative", "positive")
+
+        def probabilities(self, texts):
+            assert texts == ["p good", "p bad"]
+            return torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+
+    replies = [reply(" good"), reply(" bad")]
+    for label, expected in (("positive", [0.75, 0.0]), ("negative", [0.25, 1.0])):
+        assert [r.probability for r in with_probabilities(replies, Judge(), label)] == expected
+    with pytest.raises(ValueError, match="knows no label 'fine', but negative, positive"):
+        with_probabilities(replies, Judge(), "fine")

@@ -1,7 +1,7 @@
 """Policies compared on the same prompts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,20 +15,24 @@ from rlhf_stages.functional.losses import score_at
 from rlhf_stages.functional.masking import masked_sum
 from rlhf_stages.functional.metrics import order_accuracy
 from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.models.classifier import TextClassifier
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
 from rlhf_stages.rollout.samples import sample
 from rlhf_stages.rollout.texts import text_of
-from rlhf_stages.text_metrics import distinct_n
+from rlhf_stages.text_metrics import distinct_n, repeats_a_token
 
 GoldScore = Callable[[str, str], float]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One response to a held-out prompt; `reward` and `gold` are None where nothing gives them."""
+    """One response to a held-out prompt; `reward`, `gold` and `probability` are None where nothing gives them.
+
+    `repeats` says that one token makes up half of it or more; `probability` is that of a label, of prompt and response.
+    """
 
     prompt: str
     text: str
@@ -37,6 +41,8 @@ class Reply:
     kl: float
     reward: float | None
     gold: float | None
+    repeats: bool = False
+    probability: float | None = None
 
 
 @torch.no_grad()
@@ -74,32 +80,52 @@ def policy_replies(
         for row in range(len(texts.ids)):
             prompt = text_of(tokenizer, prompts.input_ids[row], prompts.attention_mask[row])
             text = text_of(tokenizer, responses.ids[row], responses.mask[row])
+            tokens = responses.ids[row][responses.mask[row]].tolist()
+            ended = bool(responses.ended[row])
             replies.append(
                 Reply(
                     prompt=prompt,
                     text=text,
-                    tokens=int(responses.mask[row].sum()),
-                    ended=bool(responses.ended[row]),
+                    tokens=len(tokens),
+                    ended=ended,
                     kl=kls[row],
                     reward=None if rewards is None else rewards[row],
                     gold=None if gold_score is None else gold_score(prompt, text),
+                    repeats=repeats_a_token(tokens[:-1] if ended else tokens),
                 )
             )
     return replies
 
 
+def with_probabilities(replies: Sequence[Reply], classifier: TextClassifier, label: str) -> list[Reply]:
+    """The replies with the probability that each, behind its prompt, is of a kind.
+
+    Raises:
+        ValueError: the classifier does not know the label.
+    """
+    if label not in classifier.labels:
+        raise ValueError(f"--classifier knows no label {label!r}, but {', '.join(classifier.labels)}")
+    found = classifier.probabilities([reply.prompt + reply.text for reply in replies])[
+        :, classifier.labels.index(label)
+    ]
+    return [replace(reply, probability=p) for reply, p in zip(replies, found.tolist(), strict=True)]
+
+
 def summarize(replies: Sequence[Reply]) -> dict[str, float]:
-    """Means over the replies; rewards and gold only where they were given."""
+    """Means over the replies; rewards, gold and probabilities only where they were given."""
     count = len(replies)
     summary = {}
     if replies[0].gold is not None:
         summary["gold score"] = sum(r.gold or 0.0 for r in replies) / count
     if replies[0].reward is not None:
         summary["reward-model score"] = sum(r.reward or 0.0 for r in replies) / count
+    if replies[0].probability is not None:
+        summary["classifier probability"] = sum(r.probability or 0.0 for r in replies) / count
     return summary | {
         "KL to the reference (nats)": sum(r.kl for r in replies) / count,
         "mean length (tokens)": sum(r.tokens for r in replies) / count,
         "distinct-2": distinct_n([r.text for r in replies], 2),
+        "repeated token (%)": 100 * sum(r.repeats for r in replies) / count,
         "empty replies (%)": 100 * sum(not r.text.strip() for r in replies) / count,
         "cut-off replies (%)": 100 * sum(not r.ended for r in replies) / count,
     }
