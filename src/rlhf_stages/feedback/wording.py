@@ -42,6 +42,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "number": ("Number", "编号"),
     "who": ("Annotator", "标注人"),
     "what": ("Judgement", "标注"),
+    "prompt_short": ("Prompt", "提示"),
+    "annotator_filter": ("Annotator", "标注人"),
     "best": ("Best reply", "最佳回答"),
     "seconds": ("Seconds", "用时（秒）"),
     "when": ("When", "时间"),
