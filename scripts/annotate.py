@@ -10,6 +10,7 @@ Several people may use one server at once. It listens to this machine alone unle
 """
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -31,33 +32,46 @@ def main(argv: list[str] | None = None) -> None:
     users = None if args.auth_file is None else accounts.read_users(Path(args.auth_file))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it tells nobody
 
+    import gradio as gr
     import torch
+    from fastapi import FastAPI
+    from transformers.utils import logging as transformers_logging
+    from uvicorn import Config, Server
 
     from rlhf_stages.feedback.desk import Desk
     from rlhf_stages.feedback.store import Store
 
     from pages.annotation import HEAD, STYLE, THEME, build
 
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     if args.seed is not None:
         torch.manual_seed(args.seed)
     store = Store(args.database)
     page = build(Desk(args, store), has_accounts=users is not None)
     page.queue(default_concurrency_limit=16)
-    _, address, _ = page.launch(
-        server_name=args.host,
-        server_port=args.port or None,
-        auth=None if users is None else partial(accounts.is_password, users),
-        share=False,
-        quiet=True,
-        prevent_thread_lock=True,
-        footer_links=[],
-        theme=THEME,
-        css=STYLE,
-        head=HEAD,
-        ssr_mode=False,
-    )
-    print(f"{address} (Ctrl-C ends; everything is in {args.database})", flush=True)
-    page.block_thread()
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    with socket.create_server((args.host, args.port), family=family) as listener:
+        # mounted and not launched: Gradio's own start looks itself up through any proxy, and gives up when it is busy
+        app = gr.mount_gradio_app(
+            FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+            page,
+            path="/",
+            server_name=args.host,
+            server_port=listener.getsockname()[1],
+            auth=None if users is None else partial(accounts.is_password, users),
+            footer_links=[],
+            run_history=False,
+            show_error=False,
+            ssr_mode=False,
+            theme=THEME,
+            css=STYLE,
+            head=HEAD,
+        )
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; all is in {args.database})", flush=True)
+        config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        Server(config).run(sockets=[listener])
     store.close()
 
 

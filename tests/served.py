@@ -31,6 +31,7 @@ class Server:
         self.log = folder / "server.log"
         self._command = [sys.executable, str(ROOT / script), *flags, f"--port={self.port}"]
         self._process = None
+        self.client = httpx.Client(trust_env=False, timeout=60)
 
     def start(self):
         """Start it, and wait until it answers."""
@@ -41,7 +42,7 @@ class Server:
             if self._process.poll() is not None:
                 break
             try:
-                if httpx.get(self.url, timeout=10, trust_env=False).status_code == 200:
+                if self.client.get(self.url).status_code == 200:
                     return self
             except httpx.HTTPError:
                 pass
@@ -59,22 +60,21 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
-    def call(self, name, *inputs, timeout=60):
+    def call(self, name, *inputs):
         """What the page does when a button is pressed: the values of its outputs.
 
         Raises:
             httpx.HTTPError: the server cannot be reached, or went away before it answered.
         """
         path = f"{self.url}/gradio_api/call/{name}"
-        with httpx.Client(timeout=timeout, trust_env=False) as client:
-            event = client.post(path, json={"data": list(inputs)}).raise_for_status().json()["event_id"]
-            kind, answer = "", None
-            with client.stream("GET", f"{path}/{event}") as stream:
-                for line in stream.iter_lines():
-                    kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
-                    if line.startswith("data: ") and kind in ("complete", "error"):
-                        answer = line.removeprefix("data: ")
-                        break
+        event = self.client.post(path, json={"data": list(inputs)}).raise_for_status().json()["event_id"]
+        kind, answer = "", None
+        with self.client.stream("GET", f"{path}/{event}") as stream:
+            for line in stream.iter_lines():
+                kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+                if line.startswith("data: ") and kind in ("complete", "error"):
+                    answer = line.removeprefix("data: ")
+                    break
         if kind != "complete" or answer is None:
             raise httpx.RemoteProtocolError(f"{name}: {kind or 'no answer'} {answer}")
         return json.loads(answer)

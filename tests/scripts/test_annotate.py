@@ -99,7 +99,7 @@ def test_four_people_rank_at_once_and_two_kills_lose_and_double_nothing(server, 
         running.kill()
         running.start()
     for thread in threads:
-        thread.join(timeout=500)
+        thread.join(timeout=400)
     assert not failures
     assert [len(own) for own in acknowledged] == [RANKINGS] * ANNOTATORS
     running.stop()
