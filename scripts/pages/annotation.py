@@ -112,7 +112,9 @@ class Sampling:
             gr.Textbox(lines=3, max_lines=12, elem_id=f"{prefix}-prompt", interactive=True), label="prompt"
         )
         with gr.Row():
-            self.random = page.worded(gr.Button(elem_id=f"{prefix}-random", variant="primary"), value="random")
+            self.random = page.worded(
+                gr.Button(elem_id=f"{prefix}-random", variant="primary"), value="random" if ranked else "random_plain"
+            )
             self.sample = page.worded(gr.Button(elem_id=f"{prefix}-sample"), value="sample")
         with page.worded(gr.Accordion(open=False), label="settings"), gr.Row():
             models, prompts = ([*map(str, names)] for names in (args.models, args.prompts))
@@ -180,12 +182,17 @@ class RankTab:
             event = button.click(action, inputs, [self.saved, *self.view], api_name=name, **quiet)
             inputs = [*who, self.advance, self.ticket, *sampling.next_inputs]
             event.then(self.go_on, inputs, self.view, api_visibility="private", **options)
+        inputs = [self.page.language, self.ticket, self.ties, *self.radios]
         for i, radio in enumerate(self.radios):
-            inputs = [self.page.language, self.ticket, self.ties, *self.radios]
             radio.input(
-                partial(self.give_rank, i), inputs, [self.note, self.order, radio], queue=False,
-                api_visibility="private", trigger_mode="multiple", **quiet,
+                partial(self.give_rank, i), inputs, [self.note, radio], queue=False, api_visibility="private",
+                trigger_mode="multiple", **quiet,
             )  # fmt: skip
+        # one event for all, so that no answer to an earlier rank can come after that to a later one
+        gr.on(
+            [radio.change for radio in self.radios], self.preview, inputs, self.order, queue=False,
+            api_visibility="private", trigger_mode="always_last", **quiet,
+        )  # fmt: skip
 
     def take_next(self, request: gr.Request, language: str, name: str, *inputs: Any) -> list[Any]:
         """A random prompt, or an item of somebody else's again."""
@@ -218,17 +225,21 @@ class RankTab:
         person = self.page.person(name, request)
         return self._kept(language, lambda: self.desk.say(person, held, "all_bad"))
 
-    def give_rank(self, i: int, language: str, held: str, tied: bool, *inputs: Any) -> list[Any]:
+    def give_rank(self, i: int, language: str, _: str, tied: bool, *inputs: Any) -> list[Any]:
         """Look at a rank that was just given; one that is held already is taken back."""
         ranks = [_rank(rank) for rank in inputs]
         other = None if tied else find_conflict(ranks, i)
-        problem = ""
-        if other is not None:
-            problem = say(language, "rank_held", rank=ranks[i], reply=LETTERS[other])
-            ranks[i] = None
-        replies, unknown = self.page.attempt(language, lambda: self.desk.seen(held))
-        order = "" if replies is None else preview(language, ranks[: len(replies)], replies)
-        return [message(problem or unknown, "bad"), order, gr.skip() if other is None else None]
+        if other is None:
+            return ["", gr.skip()]
+        return [message(say(language, "rank_held", rank=ranks[i], reply=LETTERS[other]), "bad"), None]
+
+    def preview(self, language: str, held: str, tied: bool, *inputs: Any) -> str:
+        """The order so far; a rank that is about to be taken back does not count."""
+        ranks = [_rank(rank) for rank in inputs]
+        if not any(ranks) or (not tied and any(find_conflict(ranks, i) is not None for i in range(len(ranks)))):
+            return gr.skip() if any(ranks) else ""
+        replies, _ = self.page.attempt(language, lambda: self.desk.seen(held))
+        return "" if replies is None else preview(language, ranks[: len(replies)], replies)
 
     def _kept(self, language: str, action: Callable[[], Any]) -> list[Any]:
         """Save; then the page is empty, or as it was with the reason why nothing was saved."""
@@ -255,8 +266,6 @@ class RankTab:
 
 def preview(language: str, ranks: Sequence[int | None], replies: Sequence[str]) -> str:
     """The order so far as HTML: letters, then the replies."""
-    if not any(ranks):
-        return ""
     lines = "".join(f"<li>{''.join(plain(replies[i], LETTERS[i]) for i in group)}</li>" for group in groups(ranks))
     head = f"{escape(say(language, 'order'))}: <b>{escape(order_text(ranks))}</b>"
     return f'<div class="order">{head}<ol>{lines}</ol></div>'

@@ -17,6 +17,7 @@ from pages.annotation import Page, Sampling, message, plain
 
 SHOWN = 200  # Rows of the table
 HEADERS = ("number", "who", "what", "prompt_short", "best", "seconds", "when")
+WIDTHS = ["90px", "120px", "180px", "280px", "240px", "100px", "160px"]
 
 
 def verdict_name(language: str, verdict: str) -> str:
@@ -98,7 +99,13 @@ class BrowseTab:
             self.export = page.worded(gr.Button(elem_id="export"), value="export")
         self.note = gr.HTML(elem_id="browse-note")
         table = gr.Dataframe(
-            elem_id="judgements", interactive=False, datatype="str", type="array", column_count=len(HEADERS), wrap=True
+            elem_id="judgements",
+            interactive=False,
+            datatype="str",
+            type="array",
+            column_count=len(HEADERS),
+            wrap=True,
+            column_widths=WIDTHS,
         )
         self.table = page.worded(table, headers=lambda language: [say(language, name) for name in HEADERS])
         self.work = gr.HTML(elem_id="work")
@@ -107,7 +114,7 @@ class BrowseTab:
         page = self.page
         with gr.Row():
             self.number = page.worded(gr.Number(precision=0, elem_id="number"), label="open")
-            self.fetch = page.worded(gr.Button(elem_id="fetch"), value="refresh")
+            self.fetch = page.worded(gr.Button(elem_id="fetch"), value="open_button")
         self.item = gr.HTML(elem_id="item")
         self.revision, self.token = gr.Number(visible=False, precision=0), gr.Textbox(visible=False)
         with gr.Row():

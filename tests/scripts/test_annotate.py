@@ -223,6 +223,8 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.keyboard.press("4")
     page.keyboard.press("3")
     page.wait_for_selector("#order >> text=B > A > D > C")
+    page.wait_for_timeout(500)
+    assert "B > A > D > C" in page.inner_text("#order")  # no late answer to an earlier key took its place
     picture(page, "annotate-rank")
     page.keyboard.press("Enter")
     page.wait_for_selector("#saved >> text=Saved as number 1.")
