@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 # what may be missing where the tests run; a test that is skipped for another reason fails
 ALLOWED_SKIPS = (
     "needs a CUDA device", "no real data at ", "needs the extra ", "set RLHF_STAGES_SMOLLM2_WHEEL ",
-    "atheris is not installed", "no WordNet at ", "needs a browser: ",
+    "atheris is not installed", "no WordNet at ", "no chromium",
 )  # fmt: skip
 
 
@@ -57,6 +57,16 @@ def wordnet() -> Path:
     path = Path(os.environ.setdefault("NLTK_DATA", str(ROOT / "nltk_data")))
     if not (path / "corpora" / "wordnet").is_dir():
         reason = f"no WordNet at {path} (make nltk-data)"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """A browser for playwright: $CHROMIUM, or Debian's; playwright's own cannot be fetched everywhere."""
+    path = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
+    if not path.is_file():
+        reason = f"no chromium at {path} (apt-get install chromium, or set CHROMIUM)"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     return path
 

@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import httpx
-import pytest
 
 from helpers import ROOT
 
-CHROMIUM = "/usr/bin/chromium"
 CHROMIUM_FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -80,16 +79,31 @@ class Server:
         return json.loads(answer)
 
 
-def start_browser():
-    """A headless Chromium as a context manager's value; outside of CI the test is skipped where there is none."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        return _missing("playwright is not installed")
-    if not os.path.exists(CHROMIUM):
-        return _missing(f"no browser at {CHROMIUM}")
-    return sync_playwright()
+@contextmanager
+def open_pages(chromium):
+    """A function that opens an address in a headless browser; what goes wrong in its scripts fails the test."""
+    from playwright.sync_api import sync_playwright
+
+    errors = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(CHROMIUM_FLAGS))
+
+        def opened(url, **options):
+            page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.set_default_timeout(120_000)
+            page.goto(url)
+            return page
+
+        yield opened
+        browser.close()
+    assert not errors
 
 
-def _missing(reason):
-    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(f"needs a browser: {reason}")
+def picture(page, name):
+    """A screenshot of the whole page, where the environment asks for pictures."""
+    folder = os.environ.get("RLHF_STAGES_SCREENSHOTS")
+    if folder:
+        path = ROOT / folder / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=path, full_page=True)

@@ -1,4 +1,5 @@
 // Keys of the ranking tab: arrows mark a reply, digits give it a rank, Enter saves, s skips, b all bad, n next prompt.
+// Keys of the scoring tab: arrows move the slider, 1 to 5 are its whole numbers, Enter saves, n next prompt.
 (() => {
   let marked = 0;
   const cards = () => [...document.querySelectorAll("#cards .card")].filter((card) => card.offsetParent !== null);
@@ -26,21 +27,39 @@
     const rest = all.map((_, i) => (marked + 1 + i) % all.length).find((i) => i !== marked && !ranked(all[i]));
     if (rest !== undefined) mark(rest);
   };
-  const keys = { Enter: "save", s: "skip", b: "all-bad", n: "rank-random" };
-  const typing = (target) =>
-    target.closest("textarea, select, [contenteditable=true], input:not([type=radio]):not([type=checkbox])") !== null;
+  const slide = (change) => {
+    const slider = document.querySelector("#score input[type=range]");
+    slider.value = String(change(Number(slider.value)));
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  const tabs = [
+    {
+      keys: { Enter: "save", s: "skip", b: "all-bad", n: "rank-random" },
+      arrow: (step) => mark(marked + step),
+      digit: give,
+    },
+    {
+      keys: { Enter: "save-score", n: "score-random" },
+      arrow: (step) => slide((value) => value + step / 10),
+      digit: (number) => number <= 5 && slide(() => number - 3),
+    },
+  ];
+  const isShown = (id) => (document.getElementById(id)?.offsetParent ?? null) !== null;
+  const typed = "textarea, select, [contenteditable=true], input:not([type=radio]):not([type=checkbox]):not([type=range])";
 
   document.addEventListener("keydown", (event) => {
-    const here = document.getElementById("save");
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.repeat) return;
-    if (!here || here.offsetParent === null || typing(event.target)) return;
+    const tab = tabs.find(({ keys }) => isShown(keys.Enter));
+    const isHeld = event.repeat && !event.key.startsWith("Arrow");
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || isHeld) return;
+    if (!tab || event.target.closest(typed) !== null) return;
     if (event.key === "Enter" && event.target.closest("button")) return; // the button itself answers
     if (event.key.startsWith("Arrow")) {
-      mark(marked + (["ArrowRight", "ArrowDown"].includes(event.key) ? 1 : -1));
+      const isForward = (tab === tabs[0] ? ["ArrowRight", "ArrowDown"] : ["ArrowRight", "ArrowUp"]).includes(event.key);
+      tab.arrow(isForward ? 1 : -1);
     } else if (/^[1-9]$/.test(event.key)) {
-      give(Number(event.key));
-    } else if (keys[event.key]) {
-      press(keys[event.key]);
+      tab.digit(Number(event.key));
+    } else if (tab.keys[event.key]) {
+      press(tab.keys[event.key]);
     } else {
       return;
     }

@@ -260,7 +260,7 @@ class RankTab:
         size = len(replies)
         texts = [plain(replies[i], LETTERS[i]) if i < size else "" for i in range(MOST)]
         choices = [str(rank) for rank in range(1, size + 1)]
-        radios = [gr.update(choices=choices, value=None) for _ in range(MOST)]
+        radios = [gr.update(choices=choices, value=None) if i < size else None for i in range(MOST)]
         return [*texts, *radios, *(gr.update(visible=i < size) for i in range(MOST)), ""]
 
 

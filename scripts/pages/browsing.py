@@ -210,12 +210,16 @@ class ScoreTab:
         score = page.worded(gr.Slider(-2, 2, value=0, step=0.1, elem_id="score"), label="score")
         save = page.worded(gr.Button(elem_id="save-score", variant="primary"), value="save_score")
         saved = gr.HTML(elem_id="score-saved")
+        advance = page.worded(gr.Checkbox(value=True), label="advance")
+        page.worded(gr.Markdown(elem_classes=["keys"]), value="score_keys")
         who, view = [page.language, page.annotator], [note, ticket, sampling.prompt, reply, score]
         chosen = [sampling.model, sampling.source, sampling.prompt, sampling.temperature, sampling.tokens]
         options = {"show_progress": "minimal", "show_progress_on": reply}
         sampling.random.click(self.take_random, who + chosen, view, api_name="score_next", **options)
         sampling.sample.click(self.take_written, who + chosen, view, api_name="score_sample", **options)
-        save.click(self.keep, [*who, ticket, score], [saved, ticket, reply], api_name="score", show_progress="hidden")
+        inputs, kept = [*who, ticket, score], [saved, ticket, reply]
+        event = save.click(self.keep, inputs, kept, api_name="score", show_progress="hidden")
+        event.then(self.go_on, [*who, advance, ticket, *chosen], view, api_visibility="private", **options)
 
     def take_random(self, request: gr.Request, language: str, name: str, *inputs: Any) -> list[Any]:
         """A reply to a random prompt."""
@@ -224,6 +228,10 @@ class ScoreTab:
     def take_written(self, request: gr.Request, language: str, name: str, *inputs: Any) -> list[Any]:
         """A reply to the prompt in the box."""
         return self._take(language, self.page.person(name, request), False, *inputs)
+
+    def go_on(self, request: gr.Request, language: str, name: str, goes_on: bool, held: str, *inputs: Any) -> list[Any]:
+        """After a score was saved: the next reply, if that is wanted."""
+        return [gr.skip()] * 5 if held or not goes_on else self.take_random(request, language, name, *inputs)
 
     def keep(self, request: gr.Request, language: str, name: str, held: str, given: float) -> list[Any]:
         """Save the score."""

@@ -2,7 +2,6 @@
 RLHF_STAGES_SCREENSHOTS=docs/images the browser test writes its pictures there."""
 
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -17,7 +16,7 @@ from rlhf_stages.feedback.records import Opinion
 from rlhf_stages.feedback.store import Store
 
 from helpers import ROOT, run_stage, save_causal, toy_rows
-from served import CHROMIUM, CHROMIUM_FLAGS, Server, start_browser
+from served import Server, open_pages, picture
 
 pytestmark = pytest.mark.slow
 SCRIPT = "scripts/annotate.py"
@@ -78,6 +77,7 @@ def annotate(server, model, source, name, acknowledged):
         acknowledged.append((int(found[1]), name, [rank for _, rank in sorted(zip(order, shown, strict=True))]))
 
 
+@pytest.mark.timeout(1500)  # 800 rankings, which take two minutes on two idle cores
 def test_four_people_rank_at_once_and_two_kills_lose_and_double_nothing(server, material, tmp_path):
     running = server("--repeat_share=0.2", "--seed=1")
     inputs = str(material / "model"), str(material / "prompts.txt")
@@ -99,7 +99,7 @@ def test_four_people_rank_at_once_and_two_kills_lose_and_double_nothing(server, 
         running.kill()
         running.start()
     for thread in threads:
-        thread.join(timeout=400)
+        thread.join(timeout=1400)
     assert not failures
     assert [len(own) for own in acknowledged] == [RANKINGS] * ANNOTATORS
     running.stop()
@@ -171,32 +171,16 @@ def test_only_users_of_the_file_come_in_and_their_name_is_theirs(server, materia
 
 
 @pytest.fixture
-def browse():
-    """Opens a page of a size in a browser; what goes wrong in its scripts fails the test."""
-    with start_browser() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
-        errors = []
+def browse(chromium):
+    """Opens the page in a browser."""
+    with open_pages(chromium) as opened:
 
-        def opened(url, **options):
-            page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.set_default_timeout(60_000)
-            page.goto(url)
+        def ready(url, **options):
+            page = opened(url, **options)
             page.wait_for_selector("#rank-random")
             return page
 
-        yield opened
-        browser.close()
-    assert not errors
-
-
-def picture(page, name):
-    """A screenshot, where the environment asks for pictures."""
-    folder = os.environ.get("RLHF_STAGES_SCREENSHOTS")
-    if folder:
-        path = ROOT / folder / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=path, full_page=True)
+        yield ready
 
 
 def name_yourself(page, name):
@@ -248,11 +232,25 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#browse-note >> text=Exported 1 rankings (1 lists)")
 
     page.get_by_role("tab", name="Score").click()
-    page.click("#score-random")
+    page.locator("#title").click()
+    page.keyboard.press("n")
     page.wait_for_selector("#score-reply .reply")
+    for key in ("4", "ArrowRight", "ArrowRight", "ArrowLeft"):  # 1, and a tenth three times
+        page.keyboard.press(key)
+    page.wait_for_function("document.querySelector('#score input[type=number]').value === '1.1'")
     picture(page, "annotate-score")
-    page.click("#save-score")
+    page.keyboard.press("Enter")
     page.wait_for_selector("#score-saved >> text=Saved as number 3.")
+    page.wait_for_selector("#score-note >> text=Read the reply")  # it went on to the next
+
+    page.get_by_role("tab", name="Browse").click()
+    page.wait_for_selector("#browse-note >> text=3 shown of 3")
+    page.locator("#number input").fill("2")
+    page.click("#fetch")
+    page.wait_for_selector("#item .reply")
+    page.click("#delete")
+    page.wait_for_selector("#edited >> text=Number 2 is deleted")
+    page.wait_for_selector("#browse-note >> text=2 shown of 2")
 
     opened = Store(tmp_path / "f.sqlite")
     first, second = (opened.history(number) for number in (1, 2))
@@ -260,6 +258,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     ranks = dict(zip(replies, (2, 1, 4, 3), strict=True))
     assert [ranks[reply.strip()] for reply in item.replies] == list(first[0].opinion.ranks)
     assert (first[1].opinion.ranks, second[0].opinion.verdict) == ((4, 3, 2, 1), "all_bad")
+    assert [second[-1].deleted, opened.history(3)[0].opinion.score] == [True, 1.1]
     opened.close()
     data = tmp_path / "feedback" / "people"
     rm = run_stage("rm", tmp_path / "runs", data, f"--model_name={material / 'model'}", "--max_steps=2")

@@ -32,6 +32,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Keys: arrows mark a reply, digits give it a rank, Enter saves, s skips, b all bad, n next prompt.",
         "快捷键：方向键切换回答，数字键给选中的回答排名，Enter 保存，s 跳过，b 都不好，n 下一个提示。",
     ),
+    "score_keys": (
+        "Keys: arrows move the slider, 1 to 5 are -2 to 2, Enter saves, n next prompt.",
+        "快捷键：方向键移动滑块，1 到 5 对应 -2 到 2，Enter 保存，n 下一个提示。",
+    ),
     "score": ("Score, -2 is bad, 2 is good", "分数：-2 最差，2 最好"),
     "save_score": ("Save the score", "保存分数"),
     "filter": ("Filter", "筛选"),
