@@ -8,6 +8,7 @@ from simple_parsing.conflicts import ConflictResolutionError
 
 from rlhf_stages import args as module
 from rlhf_stages.args import (
+    AnnotateArgs,
     ChatArgs,
     ClassifierArgs,
     DailyDialogArgs,
@@ -47,6 +48,7 @@ REQUIRED = {
     DPOArgs: [],
     ClassifierArgs: [],
     ChatArgs: ["model"],
+    AnnotateArgs: [],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
     ReportArgs: ["e"],
     EvaluateArgs: ["--experiment_dirs", "e"],
@@ -217,6 +219,17 @@ def test_names_of_a_source(tmp_path, monkeypatch):
     assert ClassifierArgs(source="reviews.jsonl.gz").source_names == ("sst_2", "reviews")
     assert ClassifierArgs(source=".").source_names == ("sst_2", "sst_2")
     assert ClassifierArgs(labels=" a, b c").names("labels") == ("a", "b c")
+
+
+def test_a_page_that_others_can_reach_needs_users(capsys):
+    for host in ("192.168.0.7", "example.org", "0.0.0.0"):
+        assert "--auth_file" in refused(capsys, f"--host={host}", groups=(AnnotateArgs,))
+        assert parsed(AnnotateArgs, f"--host={host}", "--auth_file=users").host == host
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert parsed(AnnotateArgs, f"--host={host}").auth_file is None
+    assert "--add_user needs --auth_file" in refused(capsys, "--add_user=ann", groups=(AnnotateArgs,))
+    assert "nothing to rank" in refused(capsys, "--do_sample=False", groups=(AnnotateArgs,))
+    assert "--num_replies lies between 2 and 9" in refused(capsys, "--num_replies=10", groups=(AnnotateArgs,))
 
 
 def test_the_model_to_chat_with_is_named_once(capsys):

@@ -93,7 +93,8 @@ def imported(tree):
             yield node.module
 
 
-SCRIPTS = [path for path in SOURCES if PACKAGE not in path.parents]
+# what scripts/pages holds is imported by a script that has parsed its arguments
+SCRIPTS = [path for path in SOURCES if PACKAGE not in path.parents and path.parent.name != "pages"]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))

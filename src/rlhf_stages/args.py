@@ -45,6 +45,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "ignore_index": (-(2**62), -1),
     "opening_length": (2, 2**62),
     "top_p": (1e-12, 1),
+    "num_replies": (2, 9),
+    "repeat_share": (0, 1),
+    "port": (0, 65535),
 }
 
 ZERO = ("deepspeed_stage_2", "deepspeed_stage_3", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload")
@@ -711,6 +714,44 @@ class ChatArgs(GenerationArgs):
     def source(self) -> str:
         """What to talk to."""
         return str(self.path or self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotateArgs(GenerationArgs):
+    """A page on which people rank and score replies."""
+
+    # Models that the page offers: experiments, their checkpoints, model folders or hub ids
+    models: list[str] = field(default_factory=list)  # noqa: RUF009
+    # Files of prompts that the page offers: a shard (.pt), a text file with one a line, or records with a prompt field
+    prompts: list[str] = field(default_factory=list)  # noqa: RUF009
+    prompt_format: Literal["dialogue", "text"] = "dialogue"  # Prompts become a human turn, or are continued as they are
+    database: str = "feedback/feedback.sqlite"  # SQLite file of all that people say
+    export_dir: str = "data/feedback/people"  # Folder that the export button writes
+    tokenizer_name: str | None = None  # Tokenizer of the exported shards; none: that of the first of --models
+    num_replies: int = 4  # Replies to rank, unless the page says otherwise
+    repeat_share: float = 0.1  # Share of the random prompts that are items which somebody else has ranked
+    language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 8904  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords; who is not in it sees nothing
+    add_user: str | None = None  # Ask for a password, put this user into --auth_file, and end
+    max_new_tokens: int = 64  # Tokens of a response, EOS included
+    top_k: int = 0  # Sample from the k most probable tokens; 0 is off
+    num_beams: int = field(default=1, cmd=False)  # No flag: the replies to rank have to differ
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: --num_replies says how many
+    seed: int | None = None  # Seed of the sampling; none: every run differs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
+    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
+    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.do_sample, "--do_sample=False gives the same reply each time, and there is nothing to rank")
+        _require(self.add_user is None or self.auth_file is not None, "--add_user needs --auth_file")
+        _require(
+            self.auth_file is not None or self.host in ("127.0.0.1", "localhost", "::1"),
+            f"--host {self.host} can be reached by others; name who may with --auth_file (see --add_user)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
