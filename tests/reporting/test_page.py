@@ -109,6 +109,7 @@ def test_a_pipeline(pipeline, tmp_path):
     ):
         assert text in page.text, text
     assert "What this page does not show" not in page.text
+    assert page.attributes.count(("li", "class", "from")) == 1  # an arrow from SFT to PPO
     assert not any("refresh" in str(value) for _, _, value in page.attributes)
 
 
@@ -170,6 +171,7 @@ def test_runs_of_one_dataset_are_compared(tmp_path):
     assert "Runs compared" in page.text
     labels = [text for text in page.texts if text in ("kl0.1", "kl1")]  # without what all names start with
     assert labels == ["kl0.1", "kl1"] * 2  # of reward, and of gold
+    assert ("li", "class", "from") not in page.attributes  # no arrow from one to the other
     assert_self_contained(page)
 
 

@@ -11,7 +11,7 @@ from rlhf_stages.reporting.folder import Run
 from rlhf_stages.reporting.lineage import parents_of
 from rlhf_stages.reporting.markup import Markup, join, short, tag
 from rlhf_stages.reporting.numbers import ends
-from rlhf_stages.reporting.tradeoff import Tradeoff
+from rlhf_stages.reporting.tradeoff import Tradeoff, smoothed
 
 STAGE_NAMES = {
     "sft": "Supervised fine-tuning",
@@ -58,7 +58,7 @@ def header(runs: Sequence[Run], asked: Sequence[Path], made: str, refresh: int |
 def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, Sequence[str]]) -> Markup:
     """A card per run, in the order in which they were made."""
     cards = []
-    for run in runs:
+    for before, run in zip([None, *runs], runs, strict=False):
         column, meaning = _HEADLINES.get(run.stage, ("", ""))
         both = ends(run.metrics.series(column))
         value: Markup | str = "–"
@@ -76,9 +76,15 @@ def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, 
                 tag("div", value, class_="big"),
                 tag("div", meaning, class_="small muted"),
                 tag("div", flags, class_="small muted"),
+                class_="from" if before and _made_from(run, before) else None,
             )
         )
     return tag("ul", *cards, class_="stages")
+
+
+def _made_from(run: Run, other: Run) -> bool:
+    """Whether a run started from another one."""
+    return any(at.resolve() == other.dir.resolve() for p in parents_of(run) if (at := p.experiment) is not None)
 
 
 def notes(runs: Sequence[Run], names: Mapping[Path, str], more: Sequence[str]) -> Markup | None:
@@ -107,15 +113,25 @@ def comparison(runs: Sequence[Run], names: Mapping[Path, str], tradeoffs: Mappin
     for what in ("reward", "gold"):
         groups = []
         for number, (run, label) in enumerate(zip(shown, labels, strict=True)):
-            points = [(p.distance, getattr(p, what)) for p in tradeoffs[run.dir].points if getattr(p, what) is not None]
-            if points:
+            measured = [p for p in tradeoffs[run.dir].points if getattr(p, what) is not None]
+            places, line = (
+                [(p.distance, getattr(p, what)) for p in some]
+                for some in (measured, smoothed(measured, max(1, len(measured) // 10)))
+            )
+            if places:
                 colour = str(number) if len(shown) <= _COLOURS else "train"
-                groups.append(Dots(label, points, edge=points, colour=colour))
+                groups.append(Dots(label, places, line=line if len(line) > 1 else (), colour=colour))
         if groups:
             caption = {"reward": "Reward of all runs", "gold": "Gold score of all runs"}[what]
             picture = scatter(groups, "√nats", f"{caption} against the square root of KL")
             pictures.append(figure(caption, "over √KL to the reference", picture))
-    return tag("section", tag("h2", "Runs compared"), tag("div", *pictures, class_="grid-of"))
+    text = (
+        "A point is a policy on its way, pale at the start and strong at the end; a line is the mean of a tenth of the"
+        " points of a run at a time."
+    )
+    return tag(
+        "section", tag("h2", "Runs compared"), tag("p", text, class_="muted"), tag("div", *pictures, class_="grid-of")
+    )
 
 
 def _labels(names: Sequence[str]) -> list[str]:
