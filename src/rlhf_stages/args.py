@@ -457,6 +457,7 @@ class PPOArgs(FrozenArgs):
     rollout_size: int = 128  # Prompts per rollout and device
     rollout_mini_batch_size: int = 32  # Prompts per generation batch and device; at most rollout_size
     ppo_epochs: int = 1  # Passes over a rollout
+    cuda_graphs: bool = flag(False)  # Record each shape of update once and replay it: small models wait for the host
     self_check: bool = flag(True)  # Before the first update: what was sampled, scored and will be trained must agree
 
     standardize_rewards: bool = flag(False)  # Scores less their mean, by their deviation, of the RM's validation set
@@ -540,8 +541,7 @@ class PPOArgs(FrozenArgs):
         """Peak learning rate, schedule and warm-up steps of the critic."""
         return self.critic_learning_rate, self.critic_lr_schedule, self.critic_lr_warmup_steps
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_sizes(self) -> None:
         _require(
             self.rollout_mini_batch_size <= self.rollout_size,
             f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
@@ -551,10 +551,18 @@ class PPOArgs(FrozenArgs):
             f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
         )
         _require(
+            not self.cuda_graphs or self.micro_batch_tokens is None,
+            "--cuda_graphs wants micro-batches of one size; leave --micro_batch_tokens out",
+        )
+        _require(
             not self.normalize_rewards or self.rollout_size >= 8,
             f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
             " raise it or pass --normalize_rewards=False",
         )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_sizes()
         _require(
             self.rm_experiment_dir is not None or bool(self.reward_config or self.reward),
             "nothing gives a reward: pass --rm_experiment_dir, --reward_config or --reward",
