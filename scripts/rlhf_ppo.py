@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> Path:
     import torch
 
     from rlhf_stages import loop
-    from rlhf_stages.data.collate import PromptBatch, collate_prompts
+    from rlhf_stages.data.collate import PromptBatch, Width, collate_prompts
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
@@ -84,8 +84,8 @@ def main(argv: list[str] | None = None) -> Path:
     generator = make_generator(actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest))
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
-    graphs = loop.make_graphs(fabric, args)
-    fit = None if graphs is None else Fit(args.micro_batch_size)
+    graphs, new_tokens = loop.make_graphs(fabric, args), rollout_args.max_new_tokens
+    fit = graphs and Fit(args.micro_batch_size, Width(longest + new_tokens), Width(new_tokens))
     watch = Stopwatch(fabric.device)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> Path:
     def improve(name: str, model: Any, optimizer: Any, batches: list[Experience], loss_sum: Any) -> loop.Update:
         weight = args.vf_coeff if name == "critic" else 1.0
         update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, weight, graphs)
-        for batch, statistics in zip(batches, update.statistics, strict=True):
+        for batch, statistics in zip(batches, update.outputs, strict=True):
             averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
         averages.update({f"train/{name}_loss": update.loss, f"info/{name}_grad_norm": update.norm}, weight=update.count)
         return update

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, PPOArgs
+from rlhf_stages.data.collate import Width
 from rlhf_stages.graphs import CudaRecorder, Graphs, map_tensors
 from rlhf_stages.rollout.collect import Fit
 
@@ -51,7 +52,7 @@ def gradients(model):
 @pytest.mark.parametrize("kind", [Actor, Critic])
 def test_a_replayed_update_has_the_gradient_of_the_plain_one(tmp_path, fabric, kind):
     stage = prepared(kind(tmp_path), fabric)
-    fit, record = Fit(rows=3, multiple=16), Again()
+    fit, record = Fit(3, Width(64, 16), Width(64, 16)), Again()
     graphs = Graphs(record, pytest.fail)
     loss_sum = partial(stage.loss_sum, stage.model)
     for windows in ([[0, 1, 2], [3, 4, 5], [6, 7]], [[7, 3, 1], [0]]):  # the second time all has been recorded
@@ -132,7 +133,7 @@ def test_a_graph_has_the_gradient_of_the_plain_update(tmp_path, kind):
         expected_loss, _, _ = loop.accumulate(fabric, model, plain, loss_sum, stage.count)
         expected = gradients(model)
         model.zero_grad()
-        fitted = [experience.select(rows, Fit(rows=3, multiple=16)) for rows in windows]
+        fitted = [experience.select(rows, Fit(3, Width(64, 16), Width(64, 16))) for rows in windows]
         loss, _, _ = loop.accumulate(fabric, model, fitted, loss_sum, stage.count, graphs=graphs)
         torch.testing.assert_close(loss, expected_loss, rtol=1e-3, atol=1e-5)
         found = gradients(model)

@@ -325,6 +325,7 @@ class TrainArgs(Args):
     micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
     # Tokens per forward pass and device (samples x longest of them), in place of micro_batch_size; less padding
     micro_batch_tokens: int | None = None
+    cuda_graphs: bool = flag(False)  # Record each shape of micro-batch once and replay it: small models gain most
     gradient_clip_val: float = 1.0  # Largest gradient norm
     max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
@@ -339,6 +340,10 @@ class TrainArgs(Args):
         _require(
             self.micro_batch_tokens is None or not _changed(self, "micro_batch_size"),
             "--micro_batch_size only acts without --micro_batch_tokens",
+        )
+        _require(
+            not self.cuda_graphs or self.micro_batch_tokens is None,
+            "--cuda_graphs wants micro-batches of one size; leave --micro_batch_tokens out",
         )
         _require(
             self.micro_batch_tokens is not None or self.mini_batch_size % self.micro_batch_size == 0,
@@ -457,7 +462,6 @@ class PPOArgs(FrozenArgs):
     rollout_size: int = 128  # Prompts per rollout and device
     rollout_mini_batch_size: int = 32  # Prompts per generation batch and device; at most rollout_size
     ppo_epochs: int = 1  # Passes over a rollout
-    cuda_graphs: bool = flag(False)  # Record each shape of update once and replay it: small models wait for the host
     self_check: bool = flag(True)  # Before the first update: what was sampled, scored and will be trained must agree
 
     standardize_rewards: bool = flag(False)  # Scores less their mean, by their deviation, of the RM's validation set
@@ -541,7 +545,8 @@ class PPOArgs(FrozenArgs):
         """Peak learning rate, schedule and warm-up steps of the critic."""
         return self.critic_learning_rate, self.critic_lr_schedule, self.critic_lr_warmup_steps
 
-    def _check_sizes(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             self.rollout_mini_batch_size <= self.rollout_size,
             f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
@@ -551,18 +556,10 @@ class PPOArgs(FrozenArgs):
             f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
         )
         _require(
-            not self.cuda_graphs or self.micro_batch_tokens is None,
-            "--cuda_graphs wants micro-batches of one size; leave --micro_batch_tokens out",
-        )
-        _require(
             not self.normalize_rewards or self.rollout_size >= 8,
             f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
             " raise it or pass --normalize_rewards=False",
         )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_sizes()
         _require(
             self.rm_experiment_dir is not None or bool(self.reward_config or self.reward),
             "nothing gives a reward: pass --rm_experiment_dir, --reward_config or --reward",

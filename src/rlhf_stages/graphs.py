@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
-# a loss (0-dim.), and statistics by name
+# a loss (0-dim.), and other tensors by name
 Outcome = tuple[Tensor, Mapping[str, Tensor]]
 WARM_UP = 2  # libraries load and kernels are chosen or compiled in the first passes, which cannot be recorded
 
@@ -70,8 +70,8 @@ class Graphs:
             return work(batch, total)
         torch._foreach_copy_(recorded.inputs, inputs)
         recorded.replay()
-        loss, statistics = recorded.outcome
-        return loss.clone(), {name: value.clone() for name, value in statistics.items()}
+        loss, outputs = recorded.outcome
+        return loss.clone(), {name: value.clone() for name, value in outputs.items()}
 
     def _try(self, work: Callable[[Any, Tensor], Outcome], batch: Any, inputs: list[Tensor]) -> _Recorded | None:
         own = [tensor.clone() for tensor in inputs]
@@ -104,8 +104,8 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         # other threads, such as those that load data, go on meanwhile
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            loss, statistics = work()
-            outcome = (loss.clone(), {name: value.clone() for name, value in statistics.items()})
+            loss, outputs = work()
+            outcome = (loss.clone(), {name: value.clone() for name, value in outputs.items()})
         return outcome, graph.replay
 
 

@@ -14,8 +14,9 @@ from lightning.fabric import Fabric, seed_everything
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlhf_stages.args import FabricArgs, FrozenArgs, PPOArgs, TrainArgs
+from rlhf_stages.args import FabricArgs, FrozenArgs, TrainArgs
 from rlhf_stages.cli import Finished
+from rlhf_stages.data.collate import Width
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.labelled import LabelledData
 from rlhf_stages.data.shards import Records, Shard, open_shard
@@ -70,12 +71,11 @@ def accumulate(
     The gradient is that of weight * (sum of all losses) / (all that counts) over every micro-batch and device.
 
     Args:
-        loss_sum: the sum over a micro-batch; with statistics of it, or alone.
+        loss_sum: the sum over a micro-batch, alone or with other tensors by name.
         graphs: replay what they have recorded, instead of calling `loss_sum` each time.
 
     Returns:
-        The loss (without `weight`), and the count, both over all devices; and of each micro-batch its sum and its
-        statistics.
+        The loss (without `weight`), and the count, both over all devices; and of each micro-batch what `loss_sum` gave.
     """
     total = global_sum(fabric, sum_tensors(count(batch) for batch in micro_batches)).clamp(min=1)
     loss = torch.zeros((), device=fabric.device)
@@ -83,10 +83,10 @@ def accumulate(
 
     def work(batch: Batch, total: Tensor) -> Outcome:
         said = loss_sum(batch)
-        part, statistics = said if isinstance(said, tuple) else (said, {})
+        part, outputs = said if isinstance(said, tuple) else (said, {})
         # devices' gradients are averaged, while the sum over devices is wanted
         fabric.backward(part / total * (weight * fabric.world_size), model=model)
-        return part.detach(), {name: value.detach() for name, value in statistics.items()}
+        return part.detach(), {name: value.detach() for name, value in outputs.items()}
 
     if graphs is not None:
         graphs.clear_gradients(model)
@@ -103,7 +103,7 @@ class Update:
     """What an optimizer step did: the loss, the count that it is the mean over, and the gradient norm before clipping.
 
     `fault` says what was not finite, if anything: then the weights are as they were. `suspects` are the micro-batches
-    of this device whose loss was not finite, or all of them if only the gradient was. `statistics` are those that
+    of this device whose loss was not finite, or all of them if only the gradient was. `outputs` are what
     `loss_sum` gave beside the loss of each micro-batch.
     """
 
@@ -112,7 +112,7 @@ class Update:
     norm: Tensor
     fault: str | None = None
     suspects: tuple[int, ...] = ()
-    statistics: tuple[Mapping[str, Tensor], ...] = ()
+    outputs: tuple[Mapping[str, Tensor], ...] = ()
 
 
 def update(
@@ -133,24 +133,27 @@ def update(
     """
     loss, total, outcomes = accumulate(fabric, model, micro_batches, loss_sum, count, weight, graphs)
     norm, fault = engine_of(fabric).step(fabric, model, optimizer, loss, clip)
-    suspects: tuple[int, ...] = ()
-    if fault:
-        suspects = tuple(i for i, (part, _) in enumerate(outcomes) if not torch.isfinite(part))
-        suspects = suspects or tuple(range(len(outcomes)))
-    return Update(loss, total, norm, fault, suspects, tuple(statistics for _, statistics in outcomes))
+    suspects = [i for i, (part, _) in enumerate(outcomes) if fault and not torch.isfinite(part)]
+    suspects = suspects or list(range(len(outcomes) if fault else 0))
+    return Update(loss, total, norm, fault, tuple(suspects), tuple(outputs for _, outputs in outcomes))
 
 
-def make_graphs(fabric: Fabric, args: PPOArgs) -> Graphs | None:
-    """Graphs of the updates, if `--cuda_graphs` asks for them.
+def make_graphs(fabric: Fabric, args: TrainArgs) -> Graphs | None:
+    """Graphs of the backward passes, if `--cuda_graphs` asks for them.
 
     Raises:
-        ValueError: they do not go with the device or the precision.
+        ValueError: they need one GPU.
     """
     if not args.cuda_graphs:
         return None
     if fabric.device.type != "cuda" or fabric.world_size > 1:
         raise ValueError("--cuda_graphs needs a run on one GPU")
     return Graphs(CudaRecorder(), fabric.print)
+
+
+def few_widths(args: TrainArgs, records: Records[Any]) -> Width | None:
+    """How wide batches are made: with `--cuda_graphs` each width is recorded."""
+    return Width(max(longest for _, longest in records.sizes)) if args.cuda_graphs else None
 
 
 def global_sum(fabric: Fabric, value: Tensor) -> Tensor:

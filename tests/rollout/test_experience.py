@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rlhf_stages.args import PPOArgs
+from rlhf_stages.data.collate import Width
 from rlhf_stages.functional.masking import moments
 from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
 from rlhf_stages.functional.tokens import entropy, gather_logprobs
@@ -214,7 +215,7 @@ def test_select_takes_the_same_rows_of_advantages_and_returns():
 def test_a_fit_changes_no_loss_and_gives_few_shapes():
     rollout = rollout_of([1.0, 2.0, 3.0], [2, 1, 3], values=torch.rand(3, 3), log_ratio=torch.rand(3, 3))
     experience = make_experience(rollout, ppo(), kl_coeff=0.1)
-    plain, fitted = (experience.select([1, 0], fit) for fit in (None, Fit(rows=4, multiple=8)))
+    plain, fitted = (experience.select([1, 0], fit) for fit in (None, Fit(4, Width(64, 8), Width(64, 8))))
     assert {name: tuple(getattr(fitted, name).shape) for name in ("rewards", "advantages", "returns")} == dict.fromkeys(
         ("rewards", "advantages", "returns"), (4, 8)
     )

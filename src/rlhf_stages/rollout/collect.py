@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.data.collate import PromptBatch, Width
 from rlhf_stages.functional.masking import left_aligned
 from rlhf_stages.functional.tokens import token_statistics
 from rlhf_stages.models.actor_critic import ActorCritic
@@ -214,14 +214,13 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 class Fit(NamedTuple):
-    """Few shapes for many micro-batches: always so many `rows`, and columns up to a `multiple`; the rest is padding."""
+    """Few shapes for many micro-batches: always so many `rows`, and few widths of texts and responses; the rest is
+    padding.
+    """
 
     rows: int
-    multiple: int = 32
-
-    def columns(self, size: int) -> int:
-        """The next multiple."""
-        return -(-size // self.multiple) * self.multiple
+    text: Width
+    response: Width
 
     def fill(self, rows: Sequence[int]) -> list[int]:
         """As many as there are to be; the first stands for padding."""
@@ -239,7 +238,7 @@ def select_rows(rollout: Rollout, rows: Sequence[int], fit: Fit | None = None) -
     longest = max(p + r for p, r in lengths)
     filled = rows if fit is None else fit.fill(rows)
     if fit is not None:
-        prompt, response, longest = 0, fit.columns(response), fit.columns(longest)
+        prompt, response, longest = 0, fit.response.of(response), fit.text.of(longest)
     index = torch.tensor(filled).to(rollout.scores.device, non_blocking=True)
     is_row = (torch.arange(len(filled)) < len(rows)).to(index.device, non_blocking=True)
 
