@@ -19,19 +19,19 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.evaluation.gold import load_score
     from rlhf_stages.files import write_text
     from rlhf_stages.reporting.evaluation import read_evaluation
-    from rlhf_stages.reporting.folder import experiments_in
+    from rlhf_stages.reporting.folder import experiments_of
     from rlhf_stages.reporting.lineage import titles, with_ancestors
     from rlhf_stages.reporting.page import Report, build_page
 
     # 1. What to read
     gold_score = load_score(args.gold_score) if args.gold_score else None
-    folders = [folder for path in args.experiments for folder in experiments_in(path)]
+    folders, missing = experiments_of(args.experiments)
     output = Path(args.output) if args.output else folders[0] / "report.html"
     written: list[Path] = []
 
     while True:
         # 2. Read everything as it is now; what is missing or damaged is said on the page
-        runs, notes, evaluation = with_ancestors(folders), [], None
+        runs, notes, evaluation = with_ancestors(folders), list(missing), None
         going = args.watch is not None and not all(r.finished for r in runs)
         if args.evaluation and args.watch and not Path(args.evaluation).is_file():
             notes.append(f"{args.evaluation} is not there yet")

@@ -3,7 +3,7 @@ import html
 import pytest
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from rlhf_stages.terminal import printable, without_links
+from rlhf_stages.terminal import folded, folded_command, printable, without_links
 
 
 def test_control_characters_are_spelled_out():
@@ -40,3 +40,20 @@ def test_no_text_becomes_a_link_or_an_image_in_tensorboard(text):
 
 def test_tensorboard_would_have_shown_the_image():
     assert "<img" in markdown_to_safe_html("![x](http://a.example/x.png)")
+
+
+def test_lines_are_folded_between_words_and_paths_stay_whole():
+    path = "/long-" * 30  # 180 characters, with hyphens at which a line must not break
+    text = f"  indented\n{'word ' * 30}{path}\n\nend"
+    lines = folded(text).split("\n")
+    # 20 words of 4 and 19 spaces are 99 columns; the second line starts with 2 spaces
+    assert lines == ["  indented", "word " * 19 + "word", "  " + "word " * 9 + "word", f"  {path}", "", "end"]
+
+
+def test_a_command_is_folded_so_that_a_shell_takes_it_as_it_was():
+    words = [f"--flag_{i}=<value>-{i}" for i in range(20)]
+    lines = folded_command(" ".join(["python", *words])).split("\n")
+    assert max(map(len, lines)) in range(80, 101)
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    assert " ".join(line.removesuffix("\\").strip() for line in lines) == " ".join(["python", *words])
+    assert folded_command("python a.py") == "  python a.py"

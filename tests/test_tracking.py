@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlhf_stages.args import FabricArgs, SFTArgs
 from rlhf_stages.experiment import Experiment, describe
+from rlhf_stages.loggers import SHOWN
 from rlhf_stages.loop import start_fabric
-from rlhf_stages.tracking import Averages, Tracker, distribution
+from rlhf_stages.terminal import folded_command
+from rlhf_stages.tracking import Averages, Tracker, distribution, last_lines
 
 from helpers import read_metrics
 
@@ -104,6 +107,42 @@ def test_the_bar_shows_what_matters(fabric, experiment, capsys):
     assert output == "a line\n"
     assert "loss=2.5 kl=0.25 val_loss=1.25" in bar
     assert "lr=" not in bar
+
+
+@pytest.mark.parametrize("columns", [None, 60])
+def test_the_bar_fits_the_terminal_and_tells_the_time_left(fabric, experiment, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns)) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+    tracker = Tracker(experiment, fabric, total_steps=20_000, arguments={})
+    tracker.log(dict.fromkeys(SHOWN, -123.4), 1)
+    tracker.message("warning: " + "word " * 100)
+    for _ in range(3):
+        tracker.advance()
+    tracker.close()
+    output, bar = capsys.readouterr()
+    lines = [line for line in bar.replace("\r", "\n").split("\n") if line.strip()]
+    assert max(map(len, lines)) == (columns or 100)
+    assert re.search(r"\| 3/20000 \[00:0\d<[\d:]+, ", lines[-1])
+    assert max(map(len, output.split("\n"))) in range(90, 101)
+
+
+def test_the_last_lines_say_where_everything_is_and_what_comes_next(experiment):
+    for name in ("metrics.csv", "samples.jsonl"):
+        (experiment.dir / name).touch()
+    for step in (5, 10):
+        experiment.checkpoints.path(step).mkdir(parents=True)
+    text = last_lines(experiment, {"steps": 10, "val/loss": 0.25, "labels": {"a": 1}}, "python scripts/chat.py e")
+    assert text.split("\n") == [
+        "steps                    10",
+        "val/loss                 0.25",
+        f"experiment               {experiment.dir}",
+        "                         checkpoints/step-000010",
+        "                         metrics.csv",
+        "                         samples.jsonl",
+        "to look at it:",
+        *folded_command(f"python scripts/report.py {experiment.dir}").split("\n"),
+        "next:",
+        "  python scripts/chat.py e",
+    ]
 
 
 def test_samples(fabric, experiment):

@@ -18,7 +18,7 @@ import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
 from rlhf_stages.config import config_tokens
-from rlhf_stages.terminal import printable
+from rlhf_stages.terminal import folded, printable
 
 # the start of the program, near enough: scripts import this module before anything large
 STARTED = time.monotonic()
@@ -94,7 +94,7 @@ def run(main: Callable[[], object]) -> None:
     A run that was interrupted and saved ends with exit code 75, Ctrl-C before there was anything to save with 130.
     """
     threading.excepthook = _thread_error
-    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
+    warnings.formatwarning = lambda message, *_: folded(f"warning: {printable(str(message))}") + "\n"
     try:
         main()
     except Interrupted as stop:

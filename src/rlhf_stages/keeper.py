@@ -29,7 +29,7 @@ from rlhf_stages.interruption import Interruption
 from rlhf_stages.loop import Update, anywhere, is_due
 from rlhf_stages.models.loading import quiet, restore_model, save_model
 from rlhf_stages.state import Stateful, move_states, on_host, random_state, read_state, set_random_state, write_state
-from rlhf_stages.tracking import Averages, Tracker
+from rlhf_stages.tracking import Averages, Tracker, last_lines
 
 # bytes per second that a disk takes, to guess how long the first save will be
 _DISK_SPEED = 2e8
@@ -165,9 +165,7 @@ class Keeper:
             summary = {**summary, "skipped_steps": self.progress.skipped}
         if self._is_first:
             self._experiment.finish(summary)
-            numbers = {name: value for name, value in summary.items() if isinstance(value, (int, float))}
-            print("\n".join(f"{name:24} {value:.4g}" for name, value in numbers.items()))
-            print(f"experiment               {self._experiment.dir}\nnext                     {next_command}")
+            print(last_lines(self._experiment, summary, next_command))
         self._fabric.barrier()
         return self._experiment.dir
 

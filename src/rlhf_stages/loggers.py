@@ -18,7 +18,7 @@ from lightning.fabric.loggers import TensorBoardLogger
 
 from rlhf_stages.args import TrainArgs
 from rlhf_stages.files import flush, write_text
-from rlhf_stages.terminal import without_links
+from rlhf_stages.terminal import COLUMNS, without_links
 
 # what the progress bar and the console show, and under which name
 SHOWN = {
@@ -36,7 +36,6 @@ _CLOCK = {
     *("info/elapsed_seconds", "info/time", "info/tokens_per_seconds", "info/peak_memory_gib"),
     *("info/rollout_time", "info/generation_time", "info/ppo_time"),
 }
-_COLUMNS = 100
 # seconds for a server of Weights & Biases to answer before training, and to take what is left after it
 _WANDB_START, _WANDB_END = 30, 300
 
@@ -203,7 +202,7 @@ class Console(Logger):
         line = f"{self._stage} {step}/{self._total}"
         left = f" left={self._left(step)}"
         for number in numbers:
-            if len(line) + 1 + len(number) + len(left) <= _COLUMNS:
+            if len(line) + 1 + len(number) + len(left) <= COLUMNS:
                 line += f" {number}"
         print(line + left, flush=True)
 

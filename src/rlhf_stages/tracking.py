@@ -1,5 +1,6 @@
 """Numbers and texts of a run: their means over devices, the loggers, samples.jsonl, the progress bar."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from rlhf_stages.cli import before_error
 from rlhf_stages.experiment import Experiment
 from rlhf_stages.functional.masking import mean_std, moments
 from rlhf_stages.loggers import SHOWN, Logger, make_loggers
+from rlhf_stages.terminal import COLUMNS, folded, folded_command
 
 
 class Stopwatch:
@@ -175,7 +177,7 @@ class Tracker:
             total=total_steps,
             initial=done,
             unit="step",
-            ncols=100 if sys.stderr.isatty() else None,
+            ncols=min(COLUMNS, shutil.get_terminal_size((COLUMNS, 0)).columns),
             # a log file wants a line now and then, not one per step
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
             disable=not self._active or "console" in args.loggers,
@@ -208,9 +210,9 @@ class Tracker:
             logger.log_text(f"info/{name}", shown, step)
 
     def message(self, text: str) -> None:
-        """Print a line without breaking the progress bar."""
+        """Print lines of at most 100 columns without breaking the progress bar."""
         if self._active:
-            self._bar.write(text, file=sys.stdout)
+            self._bar.write(folded(text), file=sys.stdout)
 
     def flush(self) -> None:
         """Wait until all that was logged is on the disk; a checkpoint of this step may follow."""
@@ -225,3 +227,23 @@ class Tracker:
             self.flush()
             for logger in self._loggers:
                 logger.close()
+
+
+# what people look for in an experiment folder, where the run has it
+_LISTED = ("metrics.csv", "timing.csv", "samples.jsonl", "skipped.jsonl", "logs", "wandb")
+
+
+def last_lines(experiment: Experiment, summary: Mapping[str, Any], next_command: str) -> str:
+    """What a finished run prints: the numbers of its summary, where everything is, and what to run next."""
+    numbers = {name: value for name, value in summary.items() if isinstance(value, (int, float))}
+    checkpoints = [experiment.checkpoints.path(step) for step in experiment.checkpoints.steps()[-1:]]
+    listed = [*checkpoints, *(path for name in _LISTED if (path := experiment.dir / name).exists())]
+    return "\n".join(
+        [
+            *(f"{name:24} {value:.4g}" for name, value in numbers.items()),
+            f"experiment               {experiment.dir}",
+            *(f"                         {path.relative_to(experiment.dir)}" for path in listed),
+            f"to look at it:\n{folded_command(f'python scripts/report.py {experiment.dir}')}",
+            f"next:\n{folded_command(next_command)}",
+        ]
+    )

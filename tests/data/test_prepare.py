@@ -482,7 +482,9 @@ def test_the_summary_says_what_is_there_and_what_comes_next(run, tmp_path, capsy
     run(source, test_percentage=0.0, validation_percentage=0.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "train: 3 kept, tokens median 6, max 8; dropped: 1 empty reply"
-    assert lines[-1] == f"next: python scripts/rlhf_sft.py --data_dir={tmp_path / 'data'} --model_name={tokenizer_path}"
+    command = f"python scripts/rlhf_sft.py --data_dir={tmp_path / 'data'} --model_name={tokenizer_path}"
+    after = lines[lines.index("next:") + 1 :]
+    assert " ".join(line.removesuffix("\\").strip() for line in after) == command
 
 
 def test_tokenizers_that_lack_special_tokens(run, tmp_path, byte_tokenizer):

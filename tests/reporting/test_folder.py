@@ -179,3 +179,4 @@ def test_titles_say_as_much_as_is_needed(tmp_path):
     assert names("a/x/sft", "a/x/ppo") == ["sft", "ppo"]
     assert names("b/x/ppo", "b/y/ppo") == ["x/ppo", "y/ppo"]
     assert names("c/x/ppo", "d/x/ppo") == ["c/x/ppo", "d/x/ppo"]
+    assert names("here/e/x/ppo", "there/e/x/ppo") == ["ppo", "ppo (2)"]

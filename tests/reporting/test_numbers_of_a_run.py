@@ -13,7 +13,7 @@ from rlhf_stages.reporting.findings import findings
 from rlhf_stages.reporting.folder import Run, read_run
 from rlhf_stages.reporting.numbers import Numbers
 from rlhf_stages.reporting.throughput import throughput_of
-from rlhf_stages.reporting.tradeoff import Point, frontier, gold_part, over_optimised, tradeoff_of
+from rlhf_stages.reporting.tradeoff import Point, frontier, gold_part, over_optimised, smoothed, tradeoff_of
 
 from report_folders import write_evaluation, write_ppo, write_sft
 
@@ -142,6 +142,14 @@ def test_samples_are_scored_where_the_run_has_no_gold():
     assert len(found.points) == 8  # 16 samples, two a point
     assert found.points[0] == Point(2, 3.0, 1.5, 1.5)
     assert "2 samples a point" in found.source
+
+
+def test_neighbouring_points_are_smoothed():
+    points = [Point(step, kl, 2.0 * kl, 3.0 * kl) for step, kl in enumerate((0.0, 3.0, 6.0, 0.0))]
+    # (0 + 3 + 6) / 3 and (3 + 6 + 0) / 3
+    assert smoothed(points, 3) == [Point(1, 3.0, 6.0, 9.0), Point(2, 3.0, 6.0, 9.0)]
+    assert smoothed(points, 1) == points
+    assert smoothed(points, 5) == []
 
 
 def test_over_optimisation_is_said_where_gold_falls_while_reward_rises(ppo):

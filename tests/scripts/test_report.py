@@ -73,6 +73,13 @@ def test_what_is_not_there_is_named(tmp_path, capsys):
     assert "no file" in refused(capsys, sft, f"--gold_score={tmp_path}/none.py:score")
 
 
+def test_a_folder_without_an_experiment_is_said_and_the_rest_is_shown(tmp_path):
+    sft = write_sft(tmp_path / "toy" / "tiny" / "sft")
+    text = report(tmp_path / "none", sft, "--no_png").read_text()
+    assert f"no folder {tmp_path}/none" in text
+    assert "finished after 100 steps" in text
+
+
 def test_names_from_files_are_no_formulas_and_no_paths(tmp_path):
     one, other = (write_ppo(tmp_path / data / "tiny" / "ppo", 20) for data in ("toy", "play"))
     args = json.loads((one / "args.json").read_text())

@@ -28,6 +28,7 @@ from rlhf_stages.data.shards import ShardWriter, atomic_save
 from rlhf_stages.data.sources import SPLITS, Judged, Records, Row, ToExample, fraction, judge
 from rlhf_stages.data.tokenizer import describe_tokenizer, encode_prompt, load_tokenizer, separator_id
 from rlhf_stages.files import write_text
+from rlhf_stages.terminal import folded_command
 
 CHUNK_SIZE = 256  # Records that a worker tokenizes at once
 
@@ -274,4 +275,4 @@ def _print_summary(args: TextDataArgs, counts: Counts, order: Mapping[str, list[
         "preference": f"python scripts/rlhf_rm.py --data_dir={folder} --sft_experiment_dir=<folder of the SFT run>",
         "prompt": f"python scripts/rlhf_ppo.py --data_dir={folder} --sft_experiment_dir=... --rm_experiment_dir=...",
     }[args.stage]
-    print(f"wrote {args.stage} shards to {folder}\nnext: {command}")
+    print(f"wrote {args.stage} shards to {folder}\nnext:\n{folded_command(command)}")

@@ -22,11 +22,15 @@ _CHARACTER = 6.2
 
 @dataclass(frozen=True)
 class Dots:
-    """Points of one run in a plane, in order; `label` stands at the last, `edge` is a line over them."""
+    """Points of one run in a plane, in order; `label` stands at the last.
+
+    line: drawn through them in their colour. edge: a dashed line over them.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
     titles: Sequence[str] = ()
+    line: Sequence[tuple[float, float]] = ()
     edge: Sequence[tuple[float, float]] = ()
     colour: str = "train"
 
@@ -87,6 +91,8 @@ def scatter(
             strength = 0.25 + 0.75 * (i + 1) / len(dots.points)
             title = dots.titles[i] if i < len(dots.titles) else None
             drawn.append(_dot(frame.at(*dots.points[i]), dots.colour, title, strength))
+        if dots.line:
+            drawn.append(_line([frame.at(*point) for point in dots.line], dots.colour))
         if dots.edge:
             drawn.append(_line([frame.at(*point) for point in dots.edge], f"{dots.colour} edge"))
     tips = [frame.at(*dots.points[-1]) for dots in groups]
@@ -112,7 +118,7 @@ def _right_edge(labels: Sequence[str]) -> float:
 
 def _grid(frame: _Frame, x_unit: str, *, whole_x: bool = False) -> Markup:
     drawn = []
-    for value in ticks(*frame.y, count=3):
+    for value in ticks(*frame.y):
         y = frame.at(frame.x[0], value)[1]
         drawn.append(tag("line", x1=_LEFT, x2=f"{frame.right:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"))
         drawn.append(tag("text", short(value), x=_LEFT - 6, y=f"{y + 4:.1f}", class_="tick left"))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,23 @@ def experiments_in(path: str | Path) -> list[Path]:
             " name a folder that a training stage has written"
         )
     return found
+
+
+def experiments_of(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """The experiment folders of several paths, and a sentence for each path that has none.
+
+    Raises:
+        FileNotFoundError: no path has any.
+    """
+    folders, missing = list[Path](), list[str]()
+    for path in paths:
+        try:
+            folders += experiments_in(path)
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    if not folders:
+        raise FileNotFoundError("; ".join(missing))
+    return folders, missing
 
 
 def _is_experiment(path: Path) -> bool:

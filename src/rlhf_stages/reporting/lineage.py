@@ -1,5 +1,6 @@
 """Which stage was made from which: the parents in args.json, followed from folder to folder."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,14 @@ def with_ancestors(directories: Iterable[Path]) -> list[Run]:
 
 
 def titles(runs: Iterable[Run]) -> dict[Path, str]:
-    """A short title for each run: its stage, with as much before it as tells it from the others."""
+    """A short title for each run: its stage, with as much before it as tells it from the others; else a number."""
     runs = list(runs)
     several_names = len({(run.dataset, run.name) for run in runs}) > 1
     several_datasets = len({run.dataset for run in runs}) > 1
-    found = {}
+    found, given = {}, Counter[str]()
     for run in runs:
         parts = [run.dataset] * several_datasets + [run.name] * several_names + [run.stage]
-        found[run.dir] = "/".join(parts)
+        title = "/".join(parts)
+        given[title] += 1
+        found[run.dir] = title if given[title] == 1 else f"{title} ({given[title]})"
     return found

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rlhf_stages.reporting.chart import Dots, scatter
@@ -10,7 +11,7 @@ from rlhf_stages.reporting.folder import Run
 from rlhf_stages.reporting.lineage import parents_of
 from rlhf_stages.reporting.markup import Markup, join, short, tag
 from rlhf_stages.reporting.numbers import ends
-from rlhf_stages.reporting.tradeoff import Tradeoff
+from rlhf_stages.reporting.tradeoff import Tradeoff, smoothed
 
 STAGE_NAMES = {
     "sft": "Supervised fine-tuning",
@@ -28,6 +29,8 @@ _HEADLINES = {
     "classifier": ("val/acc", "validation accuracy"),
 }
 _DIGITS = 12
+# characters of a label
+_LABEL = 18
 # more runs than this in one picture share a colour; their labels tell them apart
 _COLOURS = 4
 
@@ -37,7 +40,7 @@ def anchor(name: str) -> str:
     return "run-" + re.sub(r"[^\w-]+", "-", name)
 
 
-def title(runs: Sequence[Run], asked: Sequence[Path], names: Mapping[Path, str]) -> str:
+def title(runs: Sequence[Run], asked: Sequence[Path]) -> str:
     """What the page is about."""
     about = [run for run in runs if run.dir in set(asked)] or list(runs)
     found = list(dict.fromkeys(f"{run.dataset} / {run.name}" for run in about))
@@ -46,18 +49,16 @@ def title(runs: Sequence[Run], asked: Sequence[Path], names: Mapping[Path, str])
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def header(
-    runs: Sequence[Run], asked: Sequence[Path], names: Mapping[Path, str], made: str, refresh: int | None
-) -> Markup:
+def header(runs: Sequence[Run], asked: Sequence[Path], made: str, refresh: int | None) -> Markup:
     """Title, date, and what kind of page this is."""
     again = f" · drawn anew every {refresh} s" if refresh else ""
-    return join([tag("h1", title(runs, asked, names)), tag("p", f"{made}{again}", class_="muted small")])
+    return join([tag("h1", title(runs, asked)), tag("p", f"{made}{again}", class_="muted small")])
 
 
 def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, Sequence[str]]) -> Markup:
     """A card per run, in the order in which they were made."""
     cards = []
-    for run in runs:
+    for before, run in zip([None, *runs], runs, strict=False):
         column, meaning = _HEADLINES.get(run.stage, ("", ""))
         both = ends(run.metrics.series(column))
         value: Markup | str = "–"
@@ -75,9 +76,15 @@ def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, 
                 tag("div", value, class_="big"),
                 tag("div", meaning, class_="small muted"),
                 tag("div", flags, class_="small muted"),
+                class_="from" if before and _made_from(run, before) else None,
             )
         )
     return tag("ul", *cards, class_="stages")
+
+
+def _made_from(run: Run, other: Run) -> bool:
+    """Whether a run started from another one."""
+    return any(at.resolve() == other.dir.resolve() for p in parents_of(run) if (at := p.experiment) is not None)
 
 
 def notes(runs: Sequence[Run], names: Mapping[Path, str], more: Sequence[str]) -> Markup | None:
@@ -101,20 +108,38 @@ def comparison(runs: Sequence[Run], names: Mapping[Path, str], tradeoffs: Mappin
     shown = [run for run in runs if run.dir in tradeoffs and tradeoffs[run.dir].points]
     if len(shown) < 2 or len({run.dataset for run in shown}) > 1:
         return None
-    labels = {run.dir: run.name if len({r.name for r in shown}) == len(shown) else names[run.dir] for run in shown}
+    labels = _labels([names[run.dir] if len({r.name for r in shown}) < len(shown) else run.name for run in shown])
     pictures = []
     for what in ("reward", "gold"):
         groups = []
-        for number, run in enumerate(shown):
-            points = [(p.distance, getattr(p, what)) for p in tradeoffs[run.dir].points if getattr(p, what) is not None]
-            if points:
+        for number, (run, label) in enumerate(zip(shown, labels, strict=True)):
+            measured = [p for p in tradeoffs[run.dir].points if getattr(p, what) is not None]
+            places, line = (
+                [(p.distance, getattr(p, what)) for p in some]
+                for some in (measured, smoothed(measured, max(1, len(measured) // 10)))
+            )
+            if places:
                 colour = str(number) if len(shown) <= _COLOURS else "train"
-                groups.append(Dots(labels[run.dir][-18:], points, edge=points, colour=colour))
+                groups.append(Dots(label, places, line=line if len(line) > 1 else (), colour=colour))
         if groups:
             caption = {"reward": "Reward of all runs", "gold": "Gold score of all runs"}[what]
             picture = scatter(groups, "√nats", f"{caption} against the square root of KL")
             pictures.append(figure(caption, "over √KL to the reference", picture))
-    return tag("section", tag("h2", "Runs compared"), tag("div", *pictures, class_="grid-of"))
+    text = (
+        "A point is a policy on its way, pale at the start and strong at the end; a line is the mean of a tenth of the"
+        " points of a run at a time."
+    )
+    return tag(
+        "section", tag("h2", "Runs compared"), tag("p", text, class_="muted"), tag("div", *pictures, class_="grid-of")
+    )
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """What tells names apart: without the words that all of them start with, and short enough for a picture."""
+    words = [re.split(r"(?<=[-_/])", name) for name in names]
+    shared = takewhile(lambda column: len(set(column)) == 1, zip(*(some[:-1] for some in words), strict=False))
+    start = len(list(shared))
+    return ["".join(some[start:])[-_LABEL:] for some in words]
 
 
 def lineage(runs: Sequence[Run], names: Mapping[Path, str]) -> Markup:

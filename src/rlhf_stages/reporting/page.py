@@ -44,7 +44,7 @@ def build_page(report: Report) -> str:
     found = {run.dir: findings(run, tradeoffs[run.dir].points if run.dir in tradeoffs else ()) for run in report.runs}
     body = join(
         [
-            overview.header(report.runs, report.asked, names, report.made, report.refresh),
+            overview.header(report.runs, report.asked, report.made, report.refresh),
             overview.stages(report.runs, names, found),
             overview.notes(report.runs, names, report.notes),
             overview.comparison(report.runs, names, tradeoffs),
@@ -58,7 +58,7 @@ def build_page(report: Report) -> str:
             ),
         ]
     )
-    title = overview.title(report.runs, report.asked, names)
+    title = overview.title(report.runs, report.asked)
     head = join(
         [
             tag("meta", charset="utf-8"),

@@ -163,7 +163,7 @@ def evaluation(found: Evaluation | None) -> Markup | None:
         parts += [tag("p", held_out, class_="muted"), table(["", *found.policies], rows, numbers=len(found.policies))]
     if found.reward_model:
         numbers = found.reward_model
-        text = ", ".join(f"{name} {short(value)}" for name, value in numbers.items())
+        text = ", ".join(f"{name.replace('_', ' ')} {short(value)}" for name, value in numbers.items())
         parts.append(tag("p", f"Reward model: {text}.", class_="muted"))
     return tag("section", *parts, *(_comparison(row) for row in found.comparisons))
 

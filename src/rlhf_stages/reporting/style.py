@@ -24,8 +24,8 @@ p{margin:4px 0 12px;max-width:76ch}
 code,.mono{font:12.5px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .stages{display:flex;flex-wrap:wrap;gap:12px 26px;margin:22px 0 8px;padding:0;list-style:none}
 .stages li{flex:1 1 200px;background:var(--card);border:1px solid var(--hair);border-radius:10px;padding:13px 16px;
-position:relative;min-width:0}
-.stages li+li::before{content:"→";position:absolute;left:-21px;top:38%;color:var(--muted)}
+position:relative;min-width:0;max-width:420px}
+.stages .from::before{content:"→";position:absolute;left:-21px;top:38%;color:var(--muted)}
 .stages a{color:inherit;text-decoration:none}
 .stages .name{font-weight:650}
 .stages .big{font-size:22px;font-variant-numeric:tabular-nums;margin:2px 0;white-space:nowrap}
@@ -60,8 +60,8 @@ break-inside:avoid}
 .answers .who{font-size:12.5px;color:var(--muted)}.answers .who b{color:var(--ink);font-weight:650}
 .answers .text{white-space:pre-wrap;overflow-wrap:anywhere;margin:2px 0 0;max-width:none}
 footer{margin-top:52px;padding-top:14px;border-top:1px solid var(--hair);color:var(--muted);font-size:13px}
-@media (max-width:560px){main{padding:18px 16px 40px}h1{font-size:21px}.stages{gap:22px}
-.stages li+li::before{content:"↓";left:50%;top:-23px}}
+@media (max-width:560px){main{padding:18px 16px 40px}h1{font-size:21px}.stages{gap:22px}.stages li{max-width:none}
+.stages .from::before{content:"↓";left:50%;top:-23px}}
 @media print{body{font-size:10.5pt;background:#fff}main{max-width:none;padding:0}h2,h3{break-after:avoid}
 .grid-of{grid-template-columns:repeat(3,1fr)}.bar,.warn{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

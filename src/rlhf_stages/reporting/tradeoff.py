@@ -121,7 +121,7 @@ def over_optimised(points: Sequence[Point]) -> tuple[Point, Point] | None:
     Both are means of three neighbouring points, for single ones are noisy.
     """
     measured = [point for point in points if point.gold is not None]
-    smooth = [_middle(measured[i : i + _SMOOTHED]) for i in range(len(measured) - _SMOOTHED + 1)]
+    smooth = smoothed(measured, _SMOOTHED)
     if len(smooth) < 2:
         return None
     golds, raw = ([point.gold or 0.0 for point in some] for some in (smooth, measured))
@@ -129,6 +129,11 @@ def over_optimised(points: Sequence[Point]) -> tuple[Point, Point] | None:
     peak, last = smooth[golds.index(max(golds))], smooth[-1]
     fallen = max(golds) - golds[-1] > max(_FALL * (max(golds) - min(golds)), _NOISE * noise)
     return (peak, last) if fallen and last.reward > peak.reward else None
+
+
+def smoothed(points: Sequence[Point], size: int) -> list[Point]:
+    """Means of each `size` neighbouring points; fewer than that have none."""
+    return [_middle(points[i : i + size]) for i in range(len(points) - size + 1)]
 
 
 def _middle(points: Sequence[Point]) -> Point:
