@@ -3,6 +3,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_stages.args import DPOArgs, FabricArgs, GenerationArgs, ModelArgs
@@ -45,7 +46,8 @@ def main(argv: list[str] | None = None) -> Path:
     tokenizer.chat_template = info.chat_template or tokenizer.chat_template
     train = open_shard(info.path / "preference_train.pt", responses=2, vocab_size=len(tokenizer))
     validation = loop.open_validation(info.path, "preference_validation.pt", responses=2, vocab_size=len(tokenizer))
-    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id)
+    width = loop.few_widths(args, train)
+    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id, width=width)
 
     # 2. Policy and reference. Dropout is off in both: with it the implicit rewards would start at noise instead of 0.
     # With LoRA the reference is the policy without its adapters, and no second model is loaded
@@ -86,26 +88,27 @@ def main(argv: list[str] | None = None) -> Path:
         return torch.tensor(len(batch.better), device=fabric.device)
 
     def loss_sum(
-        batch: PreferenceBatch,
-        prefix: str = "train",
-        into: Averages = averages,
-        label_smoothing: float = args.label_smoothing,
-    ) -> torch.Tensor:
+        batch: PreferenceBatch, label_smoothing: float = args.label_smoothing
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of the pairs; and the log-probabilities (S,) of the texts."""
         better, worse = batch.better, batch.worse
         ref_logprobs = ref_text_logprobs(batch)
         logprobs = text_logprobs(model, batch)
-        loss, pairs = dpo_loss(
+        loss, _ = dpo_loss(
             logprobs[better], logprobs[worse], ref_logprobs[better], ref_logprobs[worse], args.beta, label_smoothing
         )
-        logprobs = logprobs.detach()
-        rewards = implicit_rewards(logprobs, ref_logprobs, args.beta)
+        return loss, {"logprobs": logprobs, "ref_logprobs": ref_logprobs}
+
+    def note_rewards(batch: PreferenceBatch, said: Mapping[str, torch.Tensor], prefix: str, into: Averages) -> None:
+        """What the policy prefers to the reference."""
+        better, worse, logprobs = batch.better, batch.worse, said["logprobs"]
+        rewards = implicit_rewards(logprobs, said["ref_logprobs"], args.beta)
         statistics = pair_statistics(rewards[better], rewards[worse])
-        accuracy = {f"{prefix}/loss": loss.detach() / pairs, f"{prefix}/acc": statistics.pop("acc")}
+        named = {f"{prefix}/acc": statistics.pop("acc")}
         statistics["choosen_logprobs"] = logprobs[better].mean()
         statistics["rejected_logprobs"] = logprobs[worse].mean()
         group = "info" if prefix == "train" else prefix
-        into.update({**accuracy, **{f"{group}/{name}": value for name, value in statistics.items()}}, weight=pairs)
-        return loss
+        into.update(named | {f"{group}/{name}": value for name, value in statistics.items()}, weight=len(better))
 
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:
@@ -115,7 +118,9 @@ def main(argv: list[str] | None = None) -> Path:
             validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
         )
         for batch in batches:
-            loss_sum(batch, "val", validated, label_smoothing=0.0)
+            loss, said = loss_sum(batch, label_smoothing=0.0)
+            validated.update({"val/loss": loss / len(batch.better)}, weight=len(batch.better))
+            note_rewards(batch, said, "val", validated)
         metrics = validated.compute()
         tracker.log(metrics, step)
         with loop.gathered(fabric, model):
@@ -124,17 +129,21 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics
 
     # 6. Train
+    graphs = loop.make_graphs(fabric, args)
     if progress.step == 0:
         progress.first = validate(step=0)
     started = time.perf_counter()
     for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, graphs=graphs)
         rate = schedule.get_last_lr()[0]
         schedule.step()
 
         # 7. Log, validate, save
         keeper.note(step, update, records)
+        averages.update({"train/loss": update.loss}, weight=update.count)
+        for batch, said in zip(batches, update.outputs, strict=True):
+            note_rewards(batch, said, "train", averages)
         averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):

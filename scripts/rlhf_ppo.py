@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> Path:
     import torch
 
     from rlhf_stages import loop
-    from rlhf_stages.data.collate import PromptBatch, collate_prompts
+    from rlhf_stages.data.collate import PromptBatch, Width, collate_prompts
     from rlhf_stages.data.info import read_data_info
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.experiment import parent_checkpoint
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.plan import Plan, update_windows, validation_batches
     from rlhf_stages.plugins import load_plugins
     from rlhf_stages.rewards.run import plugin_metrics, rewards_of_run
-    from rlhf_stages.rollout.collect import Rollout, not_finite, policy_outputs, response_values, score_batches
+    from rlhf_stages.rollout.collect import Fit, Rollout, not_finite, policy_outputs, response_values, score_batches
     from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
     from rlhf_stages.rollout.generation import make_sampler
     from rlhf_stages.rollout.generators import make_generator
@@ -84,6 +84,8 @@ def main(argv: list[str] | None = None) -> Path:
     generator = make_generator(actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest))
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
+    graphs, new_tokens = loop.make_graphs(fabric, args), rollout_args.max_new_tokens
+    fit = graphs and Fit(args.micro_batch_size, Width(longest + new_tokens), Width(new_tokens))
     watch = Stopwatch(fabric.device)
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
@@ -112,17 +114,16 @@ def main(argv: list[str] | None = None) -> Path:
     def count(batch: Experience) -> torch.Tensor:
         return batch.rollout.response_mask.sum()
 
-    def actor_loss_sum(batch: Experience) -> torch.Tensor:
+    def actor_loss_sum(batch: Experience) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         ids, want_entropies = batch.rollout.response_ids, args.entropy_coeff > 0
         logprobs, entropies, values = policy_outputs(actor, batch.rollout.texts, ids, sampler, want_entropies)
         loss, statistics = policy_objective(batch, logprobs, entropies, args)
-        averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
         if values is not None:
-            loss = loss + args.vf_coeff * value_objective(batch, values, args, value_norm)
-        return loss
+            loss = loss + args.vf_coeff * value_objective(batch, values, args)
+        return loss, statistics
 
     def critic_loss_sum(batch: Experience) -> torch.Tensor:
-        return value_objective(batch, response_values(critic, batch.rollout.texts), args, value_norm)
+        return value_objective(batch, response_values(critic, batch.rollout.texts), args)
 
     @torch.no_grad()
     @loop.gathered(fabric, actor)
@@ -138,7 +139,9 @@ def main(argv: list[str] | None = None) -> Path:
     # 6. What is learned from a rollout: updates over its mini-batches, then the KL coefficient and the scale of values
     def improve(name: str, model: Any, optimizer: Any, batches: list[Experience], loss_sum: Any) -> loop.Update:
         weight = args.vf_coeff if name == "critic" else 1.0
-        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, weight)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, weight, graphs)
+        for batch, statistics in zip(batches, update.outputs, strict=True):
+            averages.update({f"info/{name}": value for name, value in statistics.items()}, weight=count(batch))
         averages.update({f"train/{name}_loss": update.loss, f"info/{name}_grad_norm": update.norm}, weight=update.count)
         return update
 
@@ -147,10 +150,11 @@ def main(argv: list[str] | None = None) -> Path:
         rewards.observe(rollout, global_sum)
         rollout = rewards.combine(rollout, step)
         experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
+        learned = experience.normalized(value_norm)
         for model in filter(None, (actor, critic)):
             model.train()
         for window in update_windows(fabric, [sum(pair) for pair in rollout.lengths], args, step - 1):
-            batches = [experience.select(rows) for rows in window]
+            batches = [learned.select(rows, fit) for rows in window]
             prompts = [[prompt_of_row[row] for row in rows] for rows in window]
             if step > args.critic_warmup_steps:
                 keeper.note(step, improve("actor", actor, actor_optimizer, batches, actor_loss_sum), prompts)

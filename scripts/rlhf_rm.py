@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> Path:
     kind = {"responses": 2, "vocab_size": len(tokenizer), "rated": args.use_margin}  # ranked lists of 2 or more
     train = open_shard(info.path / "preference_train.pt", **kind)
     validation = loop.open_validation(info.path, "preference_validation.pt", **kind)
-    collate = partial(collate_preference, pad_token_id=tokenizer.pad_token_id, use_margin=args.use_margin)
+    padding = {"pad_token_id": tokenizer.pad_token_id, "width": loop.few_widths(args, train)}
+    collate = partial(collate_preference, use_margin=args.use_margin, **padding)
 
     # 2. Model, optimizer, schedule
     fabric = loop.start_fabric(fabric_args, args.seed)
@@ -64,27 +65,26 @@ def main(argv: list[str] | None = None) -> Path:
     def count(batch: PreferenceBatch) -> torch.Tensor:
         return torch.tensor(len(batch.better), device=fabric.device)
 
-    def loss_and_scores(batch: PreferenceBatch, prefix: str, into: Averages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Summed loss of the pairs, and the scores (S,) of the texts."""
+    def loss_sum(batch: PreferenceBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of the pairs; and the scores (S,) of the texts."""
         scores = model(batch.input_ids, batch.attention_mask)  # (S, T): all texts of the lists in one forward
         better, worse, lengths = batch.better, batch.worse, batch.lengths
-        loss, pairs = REWARD_LOSSES[args.reward_loss](
+        loss, _ = REWARD_LOSSES[args.reward_loss](
             scores[better], scores[worse], batch.starts, lengths[better], lengths[worse], batch.margins
         )
         ends = score_at(scores, lengths)
         if args.center_rewards_coeff:
             loss = loss + args.center_rewards_coeff * centering_loss(ends[better], ends[worse])[0]
-        ends = ends.detach()
-        statistics = pair_statistics(ends[better], ends[worse])
-        in_order, lists = order_accuracy(ends[better], ends[worse], batch.lists)
-        accuracy = {f"{prefix}/loss": loss.detach() / pairs, f"{prefix}/acc": statistics.pop("acc")}
-        group = "info" if prefix == "train" else prefix
-        into.update({**accuracy, **{f"{group}/{name}": value for name, value in statistics.items()}}, weight=pairs)
-        into.update({f"{prefix}/order_acc": in_order}, weight=lists)
-        return loss, ends
+        return loss, {"scores": ends}
 
-    def loss_sum(batch: PreferenceBatch) -> torch.Tensor:
-        return loss_and_scores(batch, "train", averages)[0]
+    def note_order(batch: PreferenceBatch, ends: torch.Tensor, prefix: str, into: Averages) -> None:
+        """How the scores of the texts order them."""
+        scores = ends[batch.better], ends[batch.worse]
+        statistics, (in_order, lists) = pair_statistics(*scores), order_accuracy(*scores, batch.lists)
+        group = "info" if prefix == "train" else prefix
+        named = {f"{prefix}/acc": statistics.pop("acc")} | {f"{group}/{name}": v for name, v in statistics.items()}
+        into.update(named, weight=len(batch.better))
+        into.update({f"{prefix}/order_acc": in_order}, weight=lists)
 
     @torch.no_grad()
     def validate(step: int) -> dict[str, float]:
@@ -94,7 +94,10 @@ def main(argv: list[str] | None = None) -> Path:
             validation, args.validation_batch_size, collate, fabric, args.eval_iters, args.micro_batch_tokens
         )
         for batch in batches:
-            ends.append(loss_and_scores(batch, "val", validated)[1])
+            loss, said = loss_sum(batch)
+            validated.update({"val/loss": loss / len(batch.better)}, weight=len(batch.better))
+            note_order(batch, said["scores"], "val", validated)
+            ends.append(said["scores"])
         metrics = validated.compute()
         if validation is not None:
             metrics |= distribution("val/reward", torch.cat(ends), fabric)
@@ -102,15 +105,19 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics
 
     # 5. Train
+    graphs = loop.make_graphs(fabric, args)
     started = time.perf_counter()
     for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, graphs=graphs)
         rate = schedule.get_last_lr()[0]
         schedule.step()
 
         # 6. Log, validate, save
         keeper.note(step, update, records)
+        averages.update({"train/loss": update.loss}, weight=update.count)
+        for batch, said in zip(batches, update.outputs, strict=True):
+            note_order(batch, said["scores"], "train", averages)
         averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):

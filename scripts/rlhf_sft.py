@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> Path:
         length = row_length(args.packing_length, info, train)
         train, validation = (shard and PackedShard(shard, length, args.seed) for shard in (train, validation))
         collate = partial(collate_packed, length=length, **collate.keywords)
+    else:
+        collate = partial(collate, width=loop.few_widths(args, train))
 
     # 2. Model, optimizer, schedule
     fabric = loop.start_fabric(fabric_args, args.seed)
@@ -102,12 +104,13 @@ def main(argv: list[str] | None = None) -> Path:
         return metrics
 
     # 5. Train
+    graphs = loop.make_graphs(fabric, args)
     if progress.step == 0:
         progress.first = validate(step=0)
     places, started = 0, time.perf_counter()
     for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, graphs=graphs)
         rate = schedule.get_last_lr()[0]
         schedule.step()
 

@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> Path:
     train, validation, test = (
         data.encode(split, tokenizer, tokenizer.model_max_length) for split in ("train", "validation", "test")
     )
-    collate = partial(collate_labelled, pad_token_id=tokenizer.pad_token_id)
+    width = loop.few_widths(args, train)
+    collate = partial(collate_labelled, pad_token_id=tokenizer.pad_token_id, width=width)
     model = prepare_training(model, model_args)
     fabric.print(parameter_summary(model))
     plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
@@ -67,18 +68,10 @@ def main(argv: list[str] | None = None) -> Path:
     def count(batch: LabelledBatch) -> torch.Tensor:
         return weights[batch.labels].sum()
 
-    def loss_and_logits(batch: LabelledBatch, prefix: str, into: Averages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Summed loss of the texts, and their logits (B, L)."""
+    def loss_sum(batch: LabelledBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of the texts; and their logits (B, L)."""
         logits = model(batch.input_ids, batch.attention_mask)
-        loss, weight = classification_loss(logits, batch.labels, weights)
-        into.update({f"{prefix}/loss": loss.detach() / weight}, weight=weight)
-        return loss, logits.detach()
-
-    def loss_sum(batch: LabelledBatch) -> torch.Tensor:
-        loss, logits = loss_and_logits(batch, "train", averages)
-        is_right = logits.argmax(1) == batch.labels
-        averages.update({"train/acc": is_right.float().mean()}, weight=len(is_right))
-        return loss
+        return classification_loss(logits, batch.labels, weights)[0], {"logits": logits}
 
     @torch.no_grad()
     def evaluate(
@@ -91,20 +84,27 @@ def main(argv: list[str] | None = None) -> Path:
         means, right = Averages(fabric), LabelMetrics(data.labels, fabric.device)
         batches = validation_batches(texts, args.validation_batch_size, collate, fabric, limit, args.micro_batch_tokens)
         for batch in batches:
-            right.update(loss_and_logits(batch, prefix, means)[1], batch.labels)
+            loss, said = loss_sum(batch)
+            means.update({f"{prefix}/loss": loss / count(batch)}, weight=count(batch))
+            right.update(said["logits"], batch.labels)
         metrics, classes = right.compute(prefix)
         return means.compute() | metrics, classes
 
     # 5. Train
+    graphs = loop.make_graphs(fabric, args)
     started = time.perf_counter()
     for step, batches, records in plan.steps(train, collate, progress.step):
         model.train()
-        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val)
+        update = loop.update(fabric, model, optimizer, batches, loss_sum, count, args.gradient_clip_val, graphs=graphs)
         rate = schedule.get_last_lr()[0]
         schedule.step()
 
         # 6. Log, validate, save
         keeper.note(step, update, records)
+        averages.update({"train/loss": update.loss}, weight=update.count)
+        for batch, said in zip(batches, update.outputs, strict=True):
+            is_right = said["logits"].argmax(1) == batch.labels
+            averages.update({"train/acc": is_right.float().mean()}, weight=len(is_right))
         averages.update({"info/grad_norm": update.norm, "info/padding_percentage": loop.padding(batches)})
         tracker.advance()
         if loop.is_due(step, args.log_interval, plan.total_steps):

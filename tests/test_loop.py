@@ -193,7 +193,7 @@ def test_the_mean_gradient_of_two_ranks_is_that_of_one(tmp_path, stage):
 
     def gradients(fabric, batches):
         stage.model.zero_grad()
-        loss, _ = loop.accumulate(fabric, stage.model, batches, partial(stage.loss_sum, stage.model), stage.count)
+        loss, _, _ = loop.accumulate(fabric, stage.model, batches, partial(stage.loss_sum, stage.model), stage.count)
         return loss, [parameter.grad.clone() for parameter in stage.model.parameters()]
 
     one = Rank([])
@@ -229,7 +229,7 @@ def test_all_but_the_last_micro_batch_skip_the_synchronization(tmp_path):
 def test_a_step_in_which_nothing_counts(fabric):
     model = fabric.setup_module(nn.Linear(2, 1))
     batch = torch.ones(1, 2)
-    loss, total = loop.accumulate(fabric, model, [batch], lambda b: (0 * model(b)).sum(), lambda b: torch.tensor(0))
+    loss, total, _ = loop.accumulate(fabric, model, [batch], lambda b: (0 * model(b)).sum(), lambda b: torch.tensor(0))
     assert (loss.item(), total.item()) == (0.0, 1)
 
 

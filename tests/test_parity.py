@@ -359,9 +359,9 @@ def test_two_updates_are_those_of_trl(kind, case):
         return batch.rollout.response_mask.sum()
 
     for theirs in recorded["updates"]:
-        loss, _ = accumulate(fabric, actor[0], [policy_batch], policy_loss_sum, count)
+        loss, _, _ = accumulate(fabric, actor[0], [policy_batch], policy_loss_sum, count)
         close(loss, theirs["policy_loss"])
-        loss, _ = accumulate(fabric, critic[0], [value_batch], value_loss_sum, count, weight=settings["vf_coef"])
+        loss, _, _ = accumulate(fabric, critic[0], [value_batch], value_loss_sum, count, weight=settings["vf_coef"])
         close(loss, theirs["value_loss"])
         gradient_agrees(models.actor, theirs["actor_gradient"])
         gradient_agrees(models.critic.hf, theirs["critic_gradient"])

@@ -325,6 +325,7 @@ class TrainArgs(Args):
     micro_batch_size: int = 4  # Samples per forward pass and device; divides mini_batch_size
     # Tokens per forward pass and device (samples x longest of them), in place of micro_batch_size; less padding
     micro_batch_tokens: int | None = None
+    cuda_graphs: bool = flag(False)  # Record each shape of micro-batch once and replay it: small models gain most
     gradient_clip_val: float = 1.0  # Largest gradient norm
     max_skipped_steps: int = 3  # Steps skipped in a row, for a NaN or an infinity, that end the run
     weight_decay: float = 0.0  # Weight decay of matrices; biases and norms have none
@@ -339,6 +340,10 @@ class TrainArgs(Args):
         _require(
             self.micro_batch_tokens is None or not _changed(self, "micro_batch_size"),
             "--micro_batch_size only acts without --micro_batch_tokens",
+        )
+        _require(
+            not self.cuda_graphs or self.micro_batch_tokens is None,
+            "--cuda_graphs wants micro-batches of one size; leave --micro_batch_tokens out",
         )
         _require(
             self.micro_batch_tokens is not None or self.mini_batch_size % self.micro_batch_size == 0,

@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 
 from rlhf_stages.args import FabricArgs, FrozenArgs, TrainArgs
 from rlhf_stages.cli import Finished
+from rlhf_stages.data.collate import Width
 from rlhf_stages.data.info import DataInfo
 from rlhf_stages.data.labelled import LabelledData
 from rlhf_stages.data.shards import Records, Shard, open_shard
 from rlhf_stages.engines import engine_of, make_fabric
 from rlhf_stages.experiment import Experiment, describe
 from rlhf_stages.files import write_json
+from rlhf_stages.graphs import CudaRecorder, Graphs, Outcome
 from rlhf_stages.interruption import end_with_parent
 from rlhf_stages.loggers import check_loggers
 from rlhf_stages.models import frozen
@@ -59,27 +61,41 @@ def accumulate(
     fabric: Fabric,
     model: nn.Module,
     micro_batches: Sequence[Batch],
-    loss_sum: Callable[[Batch], Tensor],
+    loss_sum: Callable[[Batch], Tensor | Outcome],
     count: Callable[[Batch], Tensor],
     weight: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    graphs: Graphs | None = None,
+) -> tuple[Tensor, Tensor, list[Outcome]]:
     """Backward of one optimizer step, the same however the samples are cut into micro-batches and devices.
 
     The gradient is that of weight * (sum of all losses) / (all that counts) over every micro-batch and device.
 
+    Args:
+        loss_sum: the sum over a micro-batch, alone or with other tensors by name.
+        graphs: replay what they have recorded, instead of calling `loss_sum` each time.
+
     Returns:
-        The loss (without `weight`), and the count, both over all devices.
+        The loss (without `weight`), and the count, both over all devices; and of each micro-batch what `loss_sum` gave.
     """
     total = global_sum(fabric, sum_tensors(count(batch) for batch in micro_batches)).clamp(min=1)
     loss = torch.zeros((), device=fabric.device)
-    engine = engine_of(fabric)
+    engine, outcomes = engine_of(fabric), []
+
+    def work(batch: Batch, total: Tensor) -> Outcome:
+        said = loss_sum(batch)
+        part, outputs = said if isinstance(said, tuple) else (said, {})
+        # devices' gradients are averaged, while the sum over devices is wanted
+        fabric.backward(part / total * (weight * fabric.world_size), model=model)
+        return part.detach(), {name: value.detach() for name, value in outputs.items()}
+
+    if graphs is not None:
+        graphs.clear_gradients(model)
     for i, batch in enumerate(micro_batches):
         with engine.accumulating(fabric, model, last=i == len(micro_batches) - 1):
-            part = loss_sum(batch) / total
-            # devices' gradients are averaged, while the sum over devices is wanted
-            fabric.backward(part * (weight * fabric.world_size), model=model)
-        loss += part.detach()
-    return global_sum(fabric, loss), total
+            outcome = work(batch, total) if graphs is None else graphs(loss_sum, work, batch, total)
+        loss += outcome[0] / total
+        outcomes.append(outcome)
+    return global_sum(fabric, loss), total, outcomes
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,8 @@ class Update:
     """What an optimizer step did: the loss, the count that it is the mean over, and the gradient norm before clipping.
 
     `fault` says what was not finite, if anything: then the weights are as they were. `suspects` are the micro-batches
-    of this device whose loss was not finite, or all of them if only the gradient was.
+    of this device whose loss was not finite, or all of them if only the gradient was. `outputs` are what
+    `loss_sum` gave beside the loss of each micro-batch.
     """
 
     loss: Tensor
@@ -95,6 +112,7 @@ class Update:
     norm: Tensor
     fault: str | None = None
     suspects: tuple[int, ...] = ()
+    outputs: tuple[Mapping[str, Tensor], ...] = ()
 
 
 def update(
@@ -102,27 +120,40 @@ def update(
     model: nn.Module,
     optimizer: Optimizer,
     micro_batches: Sequence[Batch],
-    loss_sum: Callable[[Batch], Tensor],
+    loss_sum: Callable[[Batch], Tensor | Outcome],
     count: Callable[[Batch], Tensor],
     clip: float,
     weight: float = 1.0,
+    graphs: Graphs | None = None,
 ) -> Update:
     """One optimizer step: accumulate (see there), clip the gradient norm, step, clear.
 
     A loss or gradient that is not finite changes no weight, on no device. With 16-mixed a gradient that overflows is
     how the loss scale finds its size: such a step is left out too, but is no fault as long as the scale can fall.
     """
-    parts: list[Tensor] = []
-
-    def noted(batch: Batch) -> Tensor:
-        part = loss_sum(batch)
-        parts.append(part.detach())
-        return part
-
-    loss, total = accumulate(fabric, model, micro_batches, noted, count, weight)
+    loss, total, outcomes = accumulate(fabric, model, micro_batches, loss_sum, count, weight, graphs)
     norm, fault = engine_of(fabric).step(fabric, model, optimizer, loss, clip)
-    suspects = tuple(i for i, part in enumerate(parts) if fault and not torch.isfinite(part))
-    return Update(loss, total, norm, fault, suspects or tuple(range(len(parts))) if fault else ())
+    suspects = [i for i, (part, _) in enumerate(outcomes) if fault and not torch.isfinite(part)]
+    suspects = suspects or list(range(len(outcomes) if fault else 0))
+    return Update(loss, total, norm, fault, tuple(suspects), tuple(outputs for _, outputs in outcomes))
+
+
+def make_graphs(fabric: Fabric, args: TrainArgs) -> Graphs | None:
+    """Graphs of the backward passes, if `--cuda_graphs` asks for them.
+
+    Raises:
+        ValueError: they need one GPU.
+    """
+    if not args.cuda_graphs:
+        return None
+    if fabric.device.type != "cuda" or fabric.world_size > 1:
+        raise ValueError("--cuda_graphs needs a run on one GPU")
+    return Graphs(CudaRecorder(), fabric.print)
+
+
+def few_widths(args: TrainArgs, records: Records[Any]) -> Width | None:
+    """How wide batches are made: with `--cuda_graphs` each width is recorded."""
+    return Width(max(longest for _, longest in records.sizes)) if args.cuda_graphs else None
 
 
 def global_sum(fabric: Fabric, value: Tensor) -> Tensor:

@@ -3,12 +3,14 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from rlhf_stages.args import PPOArgs
+from rlhf_stages.data.collate import Width
 from rlhf_stages.functional.masking import moments
 from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
 from rlhf_stages.functional.tokens import entropy, gather_logprobs
-from rlhf_stages.rollout.collect import Rollout
+from rlhf_stages.rollout.collect import Fit, Rollout
 from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
 from rlhf_stages.value_norm import ValueNorm
 
@@ -210,6 +212,28 @@ def test_select_takes_the_same_rows_of_advantages_and_returns():
         assert torch.equal(getattr(chosen, name), getattr(experience, name)[[3, 1], :2])
 
 
+def test_a_fit_changes_no_loss_and_gives_few_shapes():
+    rollout = rollout_of([1.0, 2.0, 3.0], [2, 1, 3], values=torch.rand(3, 3), log_ratio=torch.rand(3, 3))
+    experience = make_experience(rollout, ppo(), kl_coeff=0.1)
+    plain, fitted = (experience.select([1, 0], fit) for fit in (None, Fit(4, Width(64, 8), Width(64, 8))))
+    assert {name: tuple(getattr(fitted, name).shape) for name in ("rewards", "advantages", "returns")} == dict.fromkeys(
+        ("rewards", "advantages", "returns"), (4, 8)
+    )
+    texts = fitted.rollout.texts
+    assert texts.ids.shape == texts.mask.shape == texts.places.shape == (4, 8)
+    assert texts.mask.sum(1).tolist() == [2, 3, 0, 0]  # a prompt of one token each, and responses of 1 and 2
+    assert fitted.rollout.response_mask.sum(1).tolist() == [1, 2, 0, 0]
+    logprobs, values = torch.randn(2, 2), torch.randn(2, 2)
+    for other in (fitted, plain):
+        assert other.rollout.prompt_ids.shape[1] == (other is plain)
+    wide = [F.pad(value, (0, 6, 0, 2), value=math.nan) for value in (logprobs, values)]  # junk in the padding
+    for small, large, objective in (
+        (logprobs, wide[0], lambda batch, of: policy_objective(batch, of, None, ppo())[0]),
+        (values, wide[1], lambda batch, of: value_objective(batch, of, ppo())),
+    ):
+        torch.testing.assert_close(objective(fitted, large), objective(plain, small))
+
+
 # Estimators without a critic
 
 
@@ -306,4 +330,4 @@ def test_normalized_values_are_compared_on_the_scale_of_the_critic():
     norm.update(moments(torch.tensor([8.0, 12.0]), torch.ones(2, dtype=torch.bool)))  # mean 10, deviation 2
     r, values = experience.rollout, torch.randn(2, 3)
     expected = value_loss(values, (r.values - 10) / 2, (experience.returns - 10) / 2, r.response_mask, 0.2)[0]
-    torch.testing.assert_close(value_objective(experience, values, ppo(), norm), expected)
+    torch.testing.assert_close(value_objective(experience.normalized(norm), values, ppo()), expected)

@@ -461,7 +461,7 @@ def test_an_update_that_is_not_finite_leaves_the_rest_of_ppo_alone(tiny_run, tmp
     def updating(fabric, model, optimizer, batches, loss_sum, *rest):
         calls.append(1)
         if len(calls) == 3:
-            return update(fabric, model, optimizer, batches, lambda b: loss_sum(b) * math.nan, *rest)
+            return update(fabric, model, optimizer, batches, lambda b: (loss_sum(b)[0] * math.nan, {}), *rest)
         return update(fabric, model, optimizer, batches, loss_sum, *rest)
 
     monkeypatch.setattr(loop, "update", updating)

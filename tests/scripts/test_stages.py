@@ -234,9 +234,9 @@ def watching():
         seen["experience"].append(make(*args, **more))
         return seen["experience"][-1]
 
-    def updating(*args):
+    def updating(*args, **more):
         seen["updates"] += 1
-        return update(*args)
+        return update(*args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "freeze", freezing)

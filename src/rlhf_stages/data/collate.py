@@ -6,13 +6,26 @@ Legend: B sequences, T tokens (longest of the batch), P prompt tokens (longest),
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_stages.data.labelled import LabelledText
 from rlhf_stages.data.shards import Record
 from rlhf_stages.functional.masking import first_difference, length_mask
+
+
+class Width(NamedTuple):
+    """Few widths for many batches: the next multiple, but no more than the longest of all."""
+
+    longest: int
+    multiple: int = 64
+
+    def of(self, size: int) -> int:
+        """How wide a batch of this size is made."""
+        return max(size, min(-(-size // self.multiple) * self.multiple, self.longest))
 
 
 @dataclass(frozen=True)
@@ -92,15 +105,21 @@ class LabelledBatch:
 
 
 def collate_finetune(
-    records: Sequence[Record], *, pad_token_id: int, ignore_index: int, use_targets: bool, mask_prompt: bool
+    records: Sequence[Record],
+    *,
+    pad_token_id: int,
+    ignore_index: int,
+    use_targets: bool,
+    mask_prompt: bool,
+    width: Width | None = None,
 ) -> FinetuneBatch:
     """Texts to learn. With `use_targets` the prompt does not count (unless the data were made with
     `mask_prompt=False`); without, every token of the text counts. Padding never does, and neither does the EOS that
     ends a truncated response: the text went on.
     """
-    input_ids, lengths = pad_right([record.sequence() for record in records], pad_token_id)
+    input_ids, lengths = pad_right([record.sequence() for record in records], pad_token_id, width)
     targets, _ = pad_right(
-        [_targets(record, ignore_index, use_targets, mask_prompt) for record in records], ignore_index
+        [_targets(record, ignore_index, use_targets, mask_prompt) for record in records], ignore_index, width
     )
     return FinetuneBatch(input_ids, length_mask(lengths, input_ids.shape[1]), targets)
 
@@ -144,13 +163,15 @@ def _targets(record: Record, ignore_index: int, use_targets: bool, mask_prompt: 
     return targets
 
 
-def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_margin: bool = False) -> PreferenceBatch:
+def collate_preference(
+    records: Sequence[Record], *, pad_token_id: int, use_margin: bool = False, width: Width | None = None
+) -> PreferenceBatch:
     """Ranked lists: every text once, and each pair of a list with the better one first.
 
     With `use_margin` every record must have ratings (`open_shard` sees to it).
     """
     sequences = [record.sequence(i) for record in records for i in range(len(record.responses))]
-    input_ids, lengths = pad_right(sequences, pad_token_id)
+    input_ids, lengths = pad_right(sequences, pad_token_id, width)
     pairs, lists, offset = [], [], 0
     for number, record in enumerate(records):
         k = len(record.responses)
@@ -178,9 +199,9 @@ def collate_preference(records: Sequence[Record], *, pad_token_id: int, use_marg
     )
 
 
-def collate_labelled(texts: Sequence[LabelledText], *, pad_token_id: int) -> LabelledBatch:
+def collate_labelled(texts: Sequence[LabelledText], *, pad_token_id: int, width: Width | None = None) -> LabelledBatch:
     """Texts to tell the kind of."""
-    input_ids, lengths = pad_right([text.ids for text in texts], pad_token_id)
+    input_ids, lengths = pad_right([text.ids for text in texts], pad_token_id, width)
     labels = torch.tensor([text.label for text in texts])
     return LabelledBatch(input_ids, length_mask(lengths, input_ids.shape[1]), labels)
 
@@ -191,12 +212,12 @@ def collate_prompts(records: Sequence[Record], *, pad_token_id: int) -> PromptBa
     return dataclasses.replace(prompts, records=tuple(records))
 
 
-def pad_right(sequences: Sequence[Tensor], value: int) -> tuple[Tensor, Tensor]:
+def pad_right(sequences: Sequence[Tensor], value: int, width: Width | None = None) -> tuple[Tensor, Tensor]:
     """Stack to (B, T) with `value` behind the shorter ones, and the lengths (B,)."""
-    return (
-        torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=value),
-        torch.tensor([len(sequence) for sequence in sequences]),
-    )
+    stacked = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=value)
+    if width is not None:
+        stacked = F.pad(stacked, (0, width.of(stacked.shape[1]) - stacked.shape[1]), value=value)
+    return stacked, torch.tensor([len(sequence) for sequence in sequences])
 
 
 def pad_left(sequences: Sequence[Tensor], value: int) -> PromptBatch:

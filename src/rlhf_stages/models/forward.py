@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlhf_stages.functional.masking import length_mask, masked_sum, packed_mask
 from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.models.attention import without_mask
 from rlhf_stages.models.compiling import eager
 
 # GPT-2 warns where padding comes without a mask, which `text_logits` explains
@@ -67,6 +68,11 @@ class AdaptersOff(nn.Module):
         with adapters_off(self.model):
             return self.model(**inputs)
 
+    @property
+    def config(self) -> Any:
+        """Of the causal model."""
+        return unwrap(self.model).config
+
     def get_output_embeddings(self) -> nn.Module:
         """The output layer, which the two share."""
         layer: nn.Module = unwrap(self.model).get_output_embeddings()
@@ -79,7 +85,8 @@ def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> 
     Causal models need no mask for padding on the right: no token that counts looks at it, and positions are those of
     the text alone. Without one, attention takes its fastest kernels.
     """
-    logits: Tensor = model(input_ids=input_ids, use_cache=False).logits
+    with without_mask(unwrap(model)):
+        logits: Tensor = model(input_ids=input_ids, use_cache=False).logits
     return logits
 
 

@@ -138,7 +138,7 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
     """
     hf = model.hf if isinstance(model, ScalarModel) else model
     if args.gradient_checkpointing:
-        checkpoint_layers(hf)
+        checkpoint_layers(hf, dropout=not args.disable_dropout)
     if args.finetune_mode == "all":
         return model.requires_grad_(True)
     model.requires_grad_(False)

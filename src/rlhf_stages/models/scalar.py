@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_stages.functional.masking import last_index
+from rlhf_stages.models.attention import without_mask
 from rlhf_stages.models.forward import unwrap, without_adapters
 
 
@@ -30,7 +31,8 @@ class ScalarModel(nn.Module):
         """Scores (B, T) fp32 of right-padded texts; what stands at padding means nothing."""
         classifier = without_adapters(self.hf)
         # no mask: causal attention never looks at padding on the right, see `text_logits`
-        hidden = classifier.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, T, H)
+        with without_mask(classifier):
+            hidden = classifier.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, T, H)
         with torch.autocast(hidden.device.type, enabled=False):
             scores: Tensor = classifier.score(hidden.float()).squeeze(-1)
         return scores

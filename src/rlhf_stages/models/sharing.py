@@ -98,7 +98,7 @@ def shared_backbone(
 def _adapt(model: ScalarModel, adapter: Path, args: ModelArgs, *, trains: bool) -> None:
     """Put stored adapters and their head into a model."""
     if trains and args.gradient_checkpointing:
-        checkpoint_layers(model.hf)
+        checkpoint_layers(model.hf, dropout=not args.disable_dropout)
     model.hf.requires_grad_(False)
     model.hf = PeftModel.from_pretrained(model.hf, str(adapter), is_trainable=trains, torch_device="cpu")
     if args.disable_dropout:

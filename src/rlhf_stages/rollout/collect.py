@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlhf_stages.data.collate import PromptBatch
+from rlhf_stages.data.collate import PromptBatch, Width
 from rlhf_stages.functional.masking import left_aligned
 from rlhf_stages.functional.tokens import token_statistics
 from rlhf_stages.models.actor_critic import ActorCritic
@@ -213,26 +213,51 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     return Rollout(**{f.name: joined(f.name) for f in dataclasses.fields(Rollout)})
 
 
-def select_rows(rollout: Rollout, rows: Sequence[int]) -> Rollout:
+class Fit(NamedTuple):
+    """Few shapes for many micro-batches: always so many `rows`, and few widths of texts and responses; the rest is
+    padding.
+    """
+
+    rows: int
+    text: Width
+    response: Width
+
+    def fill(self, rows: Sequence[int]) -> list[int]:
+        """As many as there are to be; the first stands for padding."""
+        return [*rows, *[rows[0]] * (self.rows - len(rows))]
+
+
+def select_rows(rollout: Rollout, rows: Sequence[int], fit: Fit | None = None) -> Rollout:
     """Some rows of a rollout, without their samples, and the columns that are padding in all of them cut away.
 
-    The host does not wait for the device.
+    With a `fit` rows of padding follow, and the prompts are left out: an update reads the texts. The host does not wait
+    for the device.
     """
     lengths = [rollout.lengths[row] for row in rows]
     prompt, response = max(p for p, _ in lengths), max(1, *(r for _, r in lengths))
-    index = torch.tensor(rows).to(rollout.scores.device, non_blocking=True)
+    longest = max(p + r for p, r in lengths)
+    filled = rows if fit is None else fit.fill(rows)
+    if fit is not None:
+        prompt, response, longest = 0, fit.response.of(response), fit.text.of(longest)
+    index = torch.tensor(filled).to(rollout.scores.device, non_blocking=True)
+    is_row = (torch.arange(len(filled)) < len(rows)).to(index.device, non_blocking=True)
+
+    def sized(value: Tensor, size: int) -> Tensor:
+        value = value[index][:, :size]
+        value = F.pad(value, (0, size - value.shape[1]))
+        return value & is_row[:, None] if value.dtype == torch.bool else value
 
     def cut(name: str) -> Any:
         if name == "samples":
             return Samples()
-        value = getattr(rollout, name)[index]
+        value = getattr(rollout, name)
         if value.dim() == 1 or name == "part_scores":
-            return value
-        return value[:, value.shape[1] - prompt :] if name.startswith("prompt") else value[:, :response]
+            return value[index]
+        return value[index][:, value.shape[1] - prompt :] if name.startswith("prompt") else sized(value, response)
 
     chosen = Rollout(**{f.name: cut(f.name) for f in dataclasses.fields(Rollout)})
-    ids, mask, places = (t[index] for t in (rollout.texts.ids, rollout.texts.mask, rollout.texts.places))
-    longest = max(p + r for p, r in lengths)
-    texts = Texts(ids[:, :longest], mask[:, :longest], places[:, :response].clamp(max=longest - 1))
+    whole = rollout.texts
+    places = sized(whole.places, response).clamp(max=longest - 1)
+    texts = Texts(sized(whole.ids, longest), sized(whole.mask, longest), places)
     vars(chosen).update(lengths=lengths, texts=texts)  # known already, so not to be made again
     return chosen

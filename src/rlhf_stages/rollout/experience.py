@@ -4,9 +4,10 @@ Legend: B sequences, R response tokens.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_stages.args import PPOArgs
@@ -21,7 +22,7 @@ from rlhf_stages.functional.advantages import (
 from rlhf_stages.functional.masking import masked_sum, moments, whiten
 from rlhf_stages.functional.metrics import policy_statistics
 from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
-from rlhf_stages.rollout.collect import Rollout, select_rows
+from rlhf_stages.rollout.collect import Fit, Rollout, select_rows
 from rlhf_stages.value_norm import ValueNorm
 
 
@@ -37,12 +38,26 @@ class Experience:
     advantages: Tensor
     returns: Tensor
 
-    def select(self, rows: Sequence[int]) -> "Experience":
-        """Some rows, with the columns that are padding in all of them cut away."""
-        chosen = select_rows(self.rollout, rows)
+    def select(self, rows: Sequence[int], fit: Fit | None = None) -> "Experience":
+        """Some rows, with the columns that are padding in all of them cut away, and padding as `fit` says."""
+        chosen = select_rows(self.rollout, rows, fit)
         size = chosen.response_ids.shape[1]
-        index = torch.tensor(rows).to(self.rewards.device, non_blocking=True)
-        return Experience(chosen, *(t[index][:, :size] for t in (self.rewards, self.advantages, self.returns)))
+        filled = rows if fit is None else fit.fill(rows)
+        index = torch.tensor(filled).to(self.rewards.device, non_blocking=True)
+
+        def cut(value: Tensor) -> Tensor:
+            value = value[index][:, :size]
+            return F.pad(value, (0, size - value.shape[1]))
+
+        return Experience(chosen, cut(self.rewards), cut(self.advantages), cut(self.returns))
+
+    def normalized(self, value_norm: ValueNorm | None) -> "Experience":
+        """Values and returns on the scale that the critic learns."""
+        if value_norm is None:
+            return self
+        values = value_norm.normalize(self.rollout.values)
+        rollout = replace(self.rollout, values=values)
+        return replace(self, rollout=rollout, returns=value_norm.normalize(self.returns))
 
 
 def make_experience(
@@ -106,16 +121,14 @@ def policy_objective(
     return loss, policy_statistics(logprobs.detach(), r.logprobs, mask, args.clip_coeff, args.clip_coeff_high)
 
 
-def value_objective(batch: Experience, values: Tensor, args: PPOArgs, value_norm: ValueNorm | None = None) -> Tensor:
+def value_objective(batch: Experience, values: Tensor, args: PPOArgs) -> Tensor:
     """Value loss of a micro-batch, summed over the response tokens.
 
     Args:
-        values: (B, R) as the critic gives them now, on the scale that `value_norm` brings returns to.
+        batch: `normalized`, where values have a scale of their own.
+        values: (B, R) as the critic gives them now, on that scale.
     """
     r = batch.rollout
-    old_values, returns = r.values, batch.returns
-    if value_norm is not None:
-        old_values, returns = value_norm.normalize(old_values), value_norm.normalize(returns)
     clip = args.clip_coeff if args.value_clip_coeff is None else args.value_clip_coeff
     delta = args.huber_delta if args.value_loss == "huber" else None
-    return value_loss(values, old_values, returns, r.response_mask, clip, delta)[0]
+    return value_loss(values, r.values, batch.returns, r.response_mask, clip, delta)[0]
