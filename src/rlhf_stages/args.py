@@ -47,6 +47,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-12, 1),
     "num_replies": (2, 9),
     "repeat_share": (0, 1),
+    "scores_per_step": (1, 2**62),
+    "undo_steps": (0, 2**62),
     "port": (0, 65535),
 }
 
@@ -757,6 +759,63 @@ class AnnotateArgs(GenerationArgs):
             self.auth_file is not None or self.host in ("127.0.0.1", "localhost", "::1"),
             f"--host {self.host} can be reached by others; name who may with --auth_file (see --add_user)",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreAndStepArgs(RolloutArgs):
+    """Replies that a person scores in a terminal, with a PPO step on each score."""
+
+    sft_experiment_dir: str | None = None  # SFT experiment (or a checkpoint) to start from; none: --model_name
+    prompts: str | None = None  # Shard (.pt), text file with one a line, or records; none: prompts are typed
+    prompt_format: Literal["dialogue", "text"] = "dialogue"  # Prompts become a human turn, or are continued as they are
+    database: str = "feedback/feedback.sqlite"  # SQLite file that takes the scores, as that of annotate.py
+    annotator: str = "terminal"  # Who scores
+    log_dir: str = "experiments"  # The model goes to <log_dir>/people/<experiment_name>/ppo
+    experiment_name: str = "scored"  # Name of the run
+    resume: bool = flag(False)  # Go on with this run: its newest checkpoint, then the scores that came after it
+    overwrite: bool = flag(False)  # Replace an existing run of this name; its scores stay in the database
+    scores_per_step: int = 1  # Scores that are collected for a PPO step
+    save_interval: int = 10  # Steps between checkpoints; quitting saves, too
+    undo_steps: int = 1  # Steps that can be taken back; each keeps a copy of weights and optimizer in memory
+    max_new_tokens: int = 20  # Tokens of a response, EOS included
+    num_beams: int = field(default=1, cmd=False)  # No flag: as in all rollouts
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: replies come one by one
+    generator: Literal["auto", "slots", "hf"] = field(default="hf", cmd=False)  # No flag: one reply at a time
+    seed: int = 42  # Seed of prompts and replies
+    ppo_epochs: int = 4  # Passes over the scored replies of a step
+    learning_rate: float = 1.41e-5  # Learning rate, constant
+    gradient_clip_val: float = 1.0  # Largest gradient norm
+    init_kl_coeff: float = 0.2  # KL coefficient at the start
+    adaptive_kl_coeff: bool = flag(True)  # Steer the KL coefficient towards target_kl_coeff
+    target_kl_coeff: float = 6.0  # Target: KL of a response to the start, in nats
+    kl_horizon: int = 10_000  # Scores over which the controller reacts
+    clip_coeff: float = 0.2  # Clip range of the ratio, and of the values
+    gae_lambd: float = 0.95  # Lambda of generalized advantage estimation
+    vf_coeff: float = 0.1  # Weight of the value loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(not (self.resume and self.overwrite), "--resume goes on with a run, --overwrite replaces it: one")
+        changed = [n for n in ("target_kl_coeff", "kl_horizon") if _changed(self, n)]
+        _require(self.adaptive_kl_coeff or not changed, f"--{' --'.join(changed)} only act with --adaptive_kl_coeff")
+
+    @property
+    def ppo(self) -> PPOArgs:
+        """The same for PPO's functions: one optimizer step for an epoch, values from a head on the actor's trunk.
+
+        Neither scores nor advantages are whitened: of a single score that leaves nothing, and of the advantages of a
+        single reply it leaves the same whatever the score was.
+        """
+        steering: dict[str, Any] = {"kl_target_per": "response", "kl_horizon": self.kl_horizon}
+        steering |= {"target_kl_coeff": self.target_kl_coeff}
+        return PPOArgs(
+            sft_experiment_dir="", reward=["person"], rollout_size=self.scores_per_step, rollout_mini_batch_size=1,
+            mini_batch_size=self.scores_per_step, micro_batch_size=1, ppo_epochs=self.ppo_epochs, seed=self.seed,
+            normalize_rewards=False, normalize_advantages=False, clip_rewards=False, share_actor_critic=True,
+            optimizer="Adam", actor_learning_rate=self.learning_rate, gradient_clip_val=self.gradient_clip_val,
+            init_kl_coeff=self.init_kl_coeff, adaptive_kl_coeff=self.adaptive_kl_coeff, clip_coeff=self.clip_coeff,
+            gae_lambd=self.gae_lambd, vf_coeff=self.vf_coeff, **(steering if self.adaptive_kl_coeff else {}),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "ranks_text": ("Give {count} ranks, such as 2, 1, 3.", "请填写 {count} 个名次，例如 2, 1, 3。"),
     "score_text": ("Give a score from -2 to 2.", "请填写 -2 到 2 之间的分数。"),
+    "no_undo": ("There is no step that could be taken back.", "没有可以撤销的步骤。"),
     "no_item": ("There is no item {number}.", "没有条目 {number}。"),
     "judged_before": (
         "Not saved: you judged this item before, as number {number}; change it in the second tab.",
