@@ -169,14 +169,16 @@ def draw(path: Path, scores: list[float], seconds: list[float]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), dpi=100, layout="constrained")
-    for axes, values, title, unit in zip(
-        figure.subplots(1, 2), (scores, seconds), ("Reward", "Time used"), ("score", "seconds per label"), strict=True
+    left, right = figure.subplots(1, 2)
+    for axes, values, (low, high), title, unit in (
+        (left, scores, (-2.2, 2.2), "Reward", "score"),
+        (right, seconds, (0.0, 1.1 * max(*seconds, 1e-3)), "Time used", "seconds per label"),
     ):
         places = range(1, len(values) + 1)
         means = [sum(values[max(i - 10, 0) : i]) / min(i, 10) for i in places]
         axes.plot(places, values, "o", color="#2864b4", markersize=4, alpha=0.5, label="label")
         axes.plot(places, means, color="#c4571b", label="mean of the last 10")
-        axes.set(title=title, xlabel="label", ylabel=unit)
+        axes.set(title=title, xlabel="label", ylabel=unit, ylim=(low, high))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
