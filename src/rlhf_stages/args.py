@@ -54,6 +54,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 ZERO = ("deepspeed_stage_2", "deepspeed_stage_3", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload")
 STRATEGIES = ("auto", "ddp", "fsdp", *ZERO)
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 LOGGERS = ("tensorboard", "csv", "wandb", "console")
 
 
@@ -756,7 +757,7 @@ class AnnotateArgs(GenerationArgs):
         _require(self.do_sample, "--do_sample=False gives the same reply each time, and there is nothing to rank")
         _require(self.add_user is None or self.auth_file is not None, "--add_user needs --auth_file")
         _require(
-            self.auth_file is not None or self.host in ("127.0.0.1", "localhost", "::1"),
+            self.auth_file is not None or self.host in LOCAL_HOSTS,
             f"--host {self.host} can be reached by others; name who may with --auth_file (see --add_user)",
         )
 
@@ -816,6 +817,51 @@ class ScoreAndStepArgs(RolloutArgs):
             init_kl_coeff=self.init_kl_coeff, adaptive_kl_coeff=self.adaptive_kl_coeff, clip_coeff=self.clip_coeff,
             gae_lambd=self.gae_lambd, vf_coeff=self.vf_coeff, **(steering if self.adaptive_kl_coeff else {}),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareArgs(GenerationArgs):
+    """Two models side by side, judged blind by people on a page, or by a program."""
+
+    # Two models: experiments, their checkpoints, model folders or hub ids
+    models: list[str] = field(default_factory=list)  # noqa: RUF009
+    prompts: str | None = None  # Prompts for both: a shard (.pt), a text file with one a line, or records
+    prompt_format: Literal["dialogue", "text"] = "dialogue"  # Prompts become a human turn, or are continued as they are
+    num_prompts: int = 50  # Prompts, the first of the file
+    # Who votes: people on a page, or at once the score of a reward model, the longer reply, or a label of a classifier
+    judge: Literal["people", "reward_model", "length", "classifier"] = "people"
+    rm_experiment_dir: str | None = None  # Reward model of --judge=reward_model
+    classifier: str | None = None  # Classifier of --judge=classifier: experiment, model folder or hub id
+    label: str | None = None  # Its label whose probability wins
+    database: str = "feedback/feedback.sqlite"  # SQLite file that takes the votes, as that of annotate.py
+    report: str = "feedback/comparison.md"  # Markdown file of the result
+    num_samples: int = 3  # Pairs of replies that the report shows
+    language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 8905  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords, see annotate.py
+    max_new_tokens: int = 64  # Tokens of a response, EOS included
+    top_k: int = 0  # Sample from the k most probable tokens; 0 is off
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model to each prompt
+    mini_batch_size: int = 16  # Prompts per batch of sampling and judging
+    seed: int = 42  # Seed of the sampling, the same for both models
+    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(len(self.models) == 2, f"--models takes two models to compare, got {len(self.models)}")
+        _require(self.prompts is not None, "--prompts names the file of prompts for both models")
+        for judge, names in {"reward_model": ("rm_experiment_dir",), "classifier": ("classifier", "label")}.items():
+            given = [name for name in names if getattr(self, name) is not None]
+            needs = f"--judge={judge} needs --{' and --'.join(names)}"
+            _require(self.judge != judge or len(given) == len(names), needs)
+            _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
+        changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
+        _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
+        _require(
+            self.auth_file is not None or self.host in LOCAL_HOSTS,
+            f"--host {self.host} can be reached by others; name who may with --auth_file (see annotate.py)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

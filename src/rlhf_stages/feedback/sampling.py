@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import AnnotateArgs, GenerationArgs
 from rlhf_stages.chat import ChatSession
@@ -67,6 +68,12 @@ def check_prompt(text: str, prompt_format: str) -> str:
     return as_prompt("\n\n" + text.lstrip("\n") if text.lstrip().startswith(HUMAN.strip()) else text)
 
 
+def reply_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], prompt_format: str) -> str:
+    """A reply as people read it; in a dialogue it ends where the human would speak."""
+    text = str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return text.partition(HUMAN)[0].rstrip() if prompt_format == "dialogue" else text
+
+
 class Replier:
     """The models of a server, and the replies that they give, one request at a time."""
 
@@ -124,10 +131,7 @@ class Replier:
             sampler = make_sampler(wanted, tokenizer)
             answers = generate(session.model, batch, wanted, sampler, int(tokenizer.pad_token_id))
             for row, mask in zip(answers.ids, answers.mask, strict=True):
-                text = str(
-                    tokenizer.decode(row[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                )
-                text = text.partition(HUMAN)[0].rstrip() if self._args.prompt_format == "dialogue" else text
+                text = reply_text(tokenizer, row[mask].tolist(), self._args.prompt_format)
                 if text.strip() and len(found) < count:
                     found.setdefault(text.strip(), text)
             if len(found) == count:
