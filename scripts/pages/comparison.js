@@ -1,4 +1,4 @@
-// Keys of the comparison: 1 or left arrow is A, 2 or right arrow is B, 0 equal, b both bad, s skip, n start.
+// Keys of the comparison: 1 or left arrow is the first, 2 or right arrow the second, 0 equal, b both bad, s skip, n start.
 (() => {
   const keys = {
     1: "left", ArrowLeft: "left", 2: "right", ArrowRight: "right", 0: "equal", b: "both-bad", s: "skip", n: "start",

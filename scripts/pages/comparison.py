@@ -42,7 +42,7 @@ class VoteTab:
         self.prompt = gr.HTML(elem_id="vote-prompt")
         with gr.Row(elem_id="cards"):
             self.texts = []
-            for side in ("a", "b"):
+            for side in "12":
                 with gr.Column(elem_classes=["card"], min_width=0):
                     self.texts.append(gr.HTML(elem_id=f"reply-{side}"))
         self.saved = gr.HTML(elem_id="vote-saved")
@@ -75,7 +75,8 @@ class VoteTab:
             return [message(say(language, "votes_done", count=self.desk.count), "good"), "", "", "", ""]
         note = message(say(language, "votes_left", done=done, count=self.desk.count))
         prompt = f'<div class="prompt">{escape(shown.prompt.strip())}</div>'
-        cards = [plain(text, letter) for text, letter in zip(shown.replies, "AB", strict=True)]
+        # not A and B, which are models in the result
+        cards = [plain(text, side) for text, side in zip(shown.replies, "12", strict=True)]
         return [note, shown.ticket.text(), prompt, *cards]
 
     def keeper(self, choice: str) -> Callable[..., list[Any]]:

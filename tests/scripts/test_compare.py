@@ -62,7 +62,7 @@ def test_people_vote_blind_and_the_report_says_what_came_of_it(flags, chromium, 
             assert "sft" not in page.inner_text("#cards")
             shown = []
             for number, key in enumerate(("1", "2", "0", "b"), start=1):
-                shown.append([page.inner_text(f"#reply-{side} .text") for side in ("a", "b")])
+                shown.append([page.inner_text(f"#reply-{side} .text") for side in "12"])
                 page.keyboard.press(key)
                 page.wait_for_selector(f"#vote-saved >> text=Saved as number {number}.")
             page.wait_for_selector("#vote-note >> text=All 4 pairs are judged")
