@@ -56,13 +56,12 @@ def main(argv: list[str] | None = None) -> Path:
     going_on = args.resume and (directory / "args.json").is_file()
     if going_on:
         content["run"] = read_json(directory / "args.json").get("run", {})
-        experiment = Experiment(directory)
-        experiment.check_same_run(content)
+        Experiment(directory).check_same_run(content)
     store = Store(args.database)
     model = str(start), digest(Path(start)) if Path(start).is_dir() else ""
+    session = Session(args, store, learner, Experiment(directory), content["run"]["id"], model)
     if not going_on:
-        experiment = Experiment.create(directory, content, overwrite=args.overwrite)
-    session = Session(args, store, learner, experiment, content["run"]["id"], model)
+        Experiment.create(directory, content, overwrite=args.overwrite)
     for note in session.resume() if going_on else []:
         print(note)
 
@@ -156,7 +155,7 @@ def show(session: Any, with_prompt: bool) -> None:
     shown = session.shown
     if with_prompt:
         print(f"\n[Step {session.steps + 1}]\nprompt>>> {printable(shown.reply.prompt.strip())}")
-    print(f"result>>> {printable(shown.reply.text)}", flush=True)
+    print(f"result>>> {printable(shown.reply.text.strip())}", flush=True)
 
 
 def draw(path: Path, scores: list[float], seconds: list[float]) -> None:

@@ -233,6 +233,7 @@ def test_what_is_concluded(store):
     assert conclusion(won, (A, B)) == "ann: sft is preferred, in 9 of 9 decided pairs (p = 0.0039)."  # 2 / 512
     lost = Tally("ann", 0, 9, 0, 0, 0, 0, 0)
     assert "ppo is preferred" in conclusion(lost, (A, B))
+    assert "in 40 of 40 decided pairs (p < 0.0001)" in conclusion(Tally("ann", 40, 0, 0, 0, 0, 0, 0), (A, B))
     assert "no pair has been won" in conclusion(Tally("ann", 0, 0, 4, 4, 0, 0, 0), (A, B))
 
 

@@ -52,6 +52,7 @@ def weights(tmp_path):
 
 
 def test_a_session_in_a_terminal(flags, tmp_path):
+    assert "no-such-file" in type_in([*flags, "--prompts=no-such-file.txt"], code=2)  # and no folder is left behind
     said = type_in(flags, "5", "good", "1.5", "-1", "undo", "0,5", "skip", "?", "-2.0", "save", "quit")
     assert "Give a score from -2 to 2." in said
     assert "'good' is no score: a number from -2.0 to 2.0; skip, undo" in said

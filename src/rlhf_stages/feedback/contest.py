@@ -94,7 +94,8 @@ def open_contest(
         ValueError, OSError: prompts or a model cannot be read, or a prompt is too long for a model.
     """
     prompts = [
-        check_prompt(prompt, args.prompt_format) for prompt in read_prompts(str(args.prompts))[: args.num_prompts]
+        check_prompt(prompt, args.prompt_format)
+        for prompt in read_prompts(str(args.prompts), args.models)[: args.num_prompts]
     ]
     settings = {field.name: getattr(args, field.name) for field in fields(GenerationArgs)}
     facts = [[one.source if one.digest == "" else one.digest for one in contestants], settings, args.seed, prompts]

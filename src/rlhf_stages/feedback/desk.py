@@ -93,7 +93,7 @@ class Desk:
             raise Refusal("no_source")
         if source not in self._prompts:
             try:
-                self._prompts[source] = read_prompts(source)
+                self._prompts[source] = read_prompts(source, self.args.models)
             except (ValueError, OSError) as error:
                 raise Refusal("bad_source", reason=error) from error
         return self._random.choice(self._prompts[source])

@@ -1,6 +1,7 @@
 """Prompts and the replies to judge: files of prompts, models that are loaded when they are first asked."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from rlhf_stages.args import AnnotateArgs, GenerationArgs
 from rlhf_stages.chat import ChatSession
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.data.dialogue import HUMAN, as_prompt
-from rlhf_stages.data.info import read_data_info
+from rlhf_stages.data.info import DataInfo, read_data_info
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.sources import read_source
-from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
+from rlhf_stages.data.tokenizer import encode_prompt, fingerprint, load_tokenizer
 from rlhf_stages.experiment import digest, resolve_checkpoint
 from rlhf_stages.feedback.wording import Refusal
 from rlhf_stages.rollout.generation import generate, make_sampler
@@ -25,15 +26,18 @@ DRAWS = 3  # How often a model is asked before its replies are found to be too f
 _FIELDS = ("prompt", "question", "instruction", "text")
 
 
-def read_prompts(source: str) -> list[str]:
+def read_prompts(source: str, models: Sequence[str] = ()) -> list[str]:
     """The prompts of a file: a shard, a text file with one a line, or records (jsonl, csv, parquet, ...).
+
+    Args:
+        models: where the tokenizer of a shard may lie, too; data and models may have been moved.
 
     Raises:
         ValueError, OSError: it cannot be read, or holds no prompt.
     """
     path = Path(source)
     if path.suffix == ".pt":
-        tokenizer = load_tokenizer(read_data_info(path.parent).tokenizer_name)
+        tokenizer = _tokenizer_of(read_data_info(path.parent), models)
         shard = open_shard(path, vocab_size=len(tokenizer))
         ids = (shard[i].prompt.tolist() for i in range(min(len(shard), MAX_PROMPTS)))
         found = [str(tokenizer.decode(i, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for i in ids]
@@ -50,6 +54,18 @@ def read_prompts(source: str) -> list[str]:
     if not prompts:
         raise ValueError(f"{source} holds no prompt (fields that are looked for: {', '.join(_FIELDS)})")
     return prompts
+
+
+def _tokenizer_of(info: DataInfo, models: Sequence[str]) -> PreTrainedTokenizerBase:
+    """The tokenizer of a shard: that of a model which is the same, else the one that the data name."""
+    for model in models:
+        try:
+            tokenizer = load_tokenizer(str(resolve_checkpoint(model)))
+        except (ValueError, OSError):  # a hub id, or nothing that loads: whoever samples from it will say so
+            continue
+        if fingerprint(tokenizer) == info.fingerprint:
+            return tokenizer
+    return load_tokenizer(info.tokenizer_name)
 
 
 def check_prompt(text: str, prompt_format: str) -> str:

@@ -57,7 +57,7 @@ class Session:
         """`run` tells this run's scores from others; `model` is the name of the start and the digest of its weights."""
         self._args, self._store, self._learner, self._experiment, self._run = args, store, learner, experiment, run
         self._model, self._name = model, check_name(args.annotator)
-        self._prompts = None if args.prompts is None else read_prompts(args.prompts)
+        self._prompts = None if args.prompts is None else read_prompts(args.prompts, [model[0]])
         self._number = 0  # of the newest reply
         self._waiting: list[Scored] = []
         self._learned: list[int] = []  # judgements

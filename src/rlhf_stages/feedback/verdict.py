@@ -48,7 +48,7 @@ class Tally:
         low, high = self.interval
         rate = f"{self.wins_b / won:.3f} ({low:.3f} to {high:.3f})" if won else "-"
         counts = (self.wins_a, self.wins_b, self.ties, self.identical, self.both_bad, self.skipped, self.open)
-        return [self.judge, *map(str, counts), rate, f"{self.p:.4f}" if won else "-"]
+        return [self.judge, *map(str, counts), rate, _probability(self.p) if won else "-"]
 
 
 def tallies_of(items: Sequence[Item], store: Store) -> list[Tally]:
@@ -97,8 +97,8 @@ def conclusion(tally: Tally, contestants: tuple[Contestant, Contestant]) -> str:
     better = contestants[tally.wins_b > tally.wins_a].name
     most = max(tally.wins_a, tally.wins_b)
     if tally.p < LEVEL:
-        return f"{tally.judge}: {better} is preferred, in {most} of {won} decided pairs (p = {tally.p:.4f})."
-    return f"{tally.judge}: no difference can be told from {won} decided pairs (p = {tally.p:.4f})."
+        return f"{tally.judge}: {better} is preferred, in {most} of {won} decided pairs (p {_equals(tally.p)})."
+    return f"{tally.judge}: no difference can be told from {won} decided pairs (p {_equals(tally.p)})."
 
 
 def report(
@@ -131,6 +131,14 @@ def report(
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
             lines += [f"{name}:", "", f"{fence}text", text.strip("\n"), fence, ""]
     return "\n".join(lines)
+
+
+def _probability(p: float) -> str:
+    return f"{p:.4f}" if p >= 1e-4 else "< 0.0001"
+
+
+def _equals(p: float) -> str:
+    return f"= {p:.4f}" if p >= 1e-4 else "< 0.0001"
 
 
 def _plain(text: str) -> str:
