@@ -46,12 +46,10 @@ def lines_of(code):
 def script_command(line):
     """`python script flags` of a line that calls a script in whatever way, or None."""
     line = LAUNCHERS.sub("", line).partition(";")[0]
-    line = line if line.startswith("python ") or not line.startswith("scripts/") else f"python {line}"
-    return (
-        re.sub(r" \.\.\.( |$)", " --sft_experiment_dir=sft --rm_experiment_dir=rm ", line)
-        if line[:7] == "python "
-        else None
-    )
+    line = f"python {line}" if line.startswith("scripts/") else line
+    if not line.startswith("python "):
+        return None
+    return re.sub(r" \.\.\.( |$)", " --sft_experiment_dir=sft --rm_experiment_dir=rm ", line)
 
 
 LINES = list(dict.fromkeys(line for _, language, code in BLOCKS if language == "bash" for line in lines_of(code)))
