@@ -75,7 +75,7 @@ LABELS := $(if $(filter zh_sentiment,$(DATASET)),sentiment_a,act)
 PROMPTS := $(if $(filter helpdesk zh_sentiment,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo report frontier human-loop-demo nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo report frontier human-loop-demo nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck docs docs-check install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/report.html
@@ -113,6 +113,15 @@ nltk-data: $(if $(NLTK_DATA),,nltk_data/corpora/wordnet/lexnames)
 
 nltk_data/corpora/wordnet/lexnames: | $(INSTALLED)
 	$(PY) data_prep/wordnet/make_nltk_data.py --destination_dir=nltk_data
+
+# a page per script from its --help, docs/reference/
+docs: $(INSTALLED)
+	$(PY) docs/make_reference.py
+
+# links, pictures, code blocks, formulas, quoted messages and pages from --help, of README and docs; `make test` has it too
+docs-check: $(INSTALLED)
+	$(BIN)/pytest -q tests/test_docs.py tests/test_readme.py tests/test_reference.py tests/test_concepts.py \
+		tests/test_troubleshooting.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

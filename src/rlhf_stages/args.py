@@ -476,7 +476,7 @@ class PPOArgs(FrozenArgs):
     init_kl_coeff: float = 0.1  # KL coefficient in the reward (start value when adaptive)
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"  # Of the KL in the reward; k1 has the right gradient there
     adaptive_kl_coeff: bool = flag(False)  # Steer the KL coefficient towards target_kl_coeff
-    kl_controller: Literal["horizon", "error"] = "horizon"  # Adaptive: over a horizon of samples, or 2 % a step at most
+    kl_controller: Literal["horizon", "error"] = "horizon"  # Adaptive: over a horizon of samples, or by 1/50 a step
     target_kl_coeff: float = 0.1  # Target of the adaptive controller: mean KL in nats, per what kl_target_per says
     kl_target_per: Literal["token", "response"] = "token"  # What the target counts: KL of a token, or of a response
     kl_horizon: int = 10_000  # Samples over which the horizon controller reacts

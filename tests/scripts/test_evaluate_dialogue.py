@@ -55,7 +55,7 @@ def test_one_prompt_is_a_table_without_intervals(tiny_run, wordnet, capsys):
     assert "nan" not in output
 
 
-def test_what_the_suite_cannot_do(tiny_run, tmp_path, capsys):
+def test_what_the_suite_cannot_do(tiny_run, tmp_path, capsys, wordnet):
     with pytest.raises(ValueError, match="one reply to each prompt"):
         evaluate(tiny_run, "--num_return_sequences=2")
     classifier = save_classifier(tmp_path / "c", num_labels=2, **NAMES)
