@@ -1,0 +1,48 @@
+"""A page on an address: what annotate.py and compare.py share."""
+
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+from uvicorn import Config, Server
+
+from rlhf_stages.feedback import accounts
+
+STYLE = (Path(__file__).parent / "annotation.css").read_text(encoding="utf-8")
+THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # of this machine, not fetched
+
+
+def serve(page: gr.Blocks, script: str, args: Any, users: Any) -> None:
+    """Serve a page until Ctrl-C.
+
+    Args:
+        script: JavaScript of the page.
+        args: what says `host`, `port` and `database`.
+        users: who may come in (see `accounts.read_users`); None: everybody.
+    """
+    page.queue(default_concurrency_limit=16)
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    with socket.create_server((args.host, args.port), family=family) as listener:
+        # mounted and not launched: Gradio's own start looks itself up through any proxy, and gives up when it is busy
+        app = gr.mount_gradio_app(
+            FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+            page,
+            path="/",
+            server_name=args.host,
+            server_port=listener.getsockname()[1],
+            auth=None if users is None else partial(accounts.is_password, users),
+            footer_links=[],
+            run_history=False,
+            show_error=False,
+            ssr_mode=False,
+            theme=THEME,
+            css=STYLE,
+            head=f"<script>{script}</script>",
+        )
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; all is in {args.database})", flush=True)
+        config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        Server(config).run(sockets=[listener])
