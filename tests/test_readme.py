@@ -37,7 +37,7 @@ def lines_of(code):
     variables = {}
     for line in code.replace("\\\n", " ").splitlines():
         line = re.sub(r"\$(\w+)", lambda match: variables.get(match[1], match[0]), line.strip())
-        if match := re.fullmatch(r'([A-Z]+)="?([^"]*)"?', line):
+        if match := re.fullmatch(r'([A-Z]+)="?(.*?)"?', line):
             variables[match[1]] = match[2]
         elif line:
             yield line.removeprefix("OMP_NUM_THREADS=1 ")
