@@ -10,7 +10,6 @@ Several people may use one server at once. It listens to this machine alone unle
 """
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -21,57 +20,32 @@ from rlhf_stages.cli import parse, run
 def main(argv: list[str] | None = None) -> None:
     """Serve until Ctrl-C; or add a user."""
     (args,) = parse(AnnotateArgs, argv=argv, description=__doc__)
-    from functools import partial
-
-    from rlhf_stages.feedback import accounts
-
     if args.add_user is not None:
+        from rlhf_stages.feedback import accounts
+
         accounts.add_user(Path(args.auth_file), args.add_user, _ask_password(args.add_user))
         print(f"{args.add_user} may come in; the users are in {args.auth_file}")
         return
-    users = None if args.auth_file is None else accounts.read_users(Path(args.auth_file))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it tells nobody
 
-    import gradio as gr
     import torch
-    from fastapi import FastAPI
     from transformers.utils import logging as transformers_logging
-    from uvicorn import Config, Server
 
     from rlhf_stages.feedback.desk import Desk
     from rlhf_stages.feedback.store import Store
 
-    from pages.annotation import HEAD, STYLE, THEME, build
+    from pages.annotation import HEAD, STYLE, build
+    from pages.serving import serve, users_of
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    users = users_of(args.auth_file)
     if args.seed is not None:
         torch.manual_seed(args.seed)
     store = Store(args.database)
     page = build(Desk(args, store), has_accounts=users is not None)
     page.queue(default_concurrency_limit=16)
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
-    with socket.create_server((args.host, args.port), family=family) as listener:
-        # mounted and not launched: Gradio's own start looks itself up through any proxy, and gives up when it is busy
-        app = gr.mount_gradio_app(
-            FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
-            page,
-            path="/",
-            server_name=args.host,
-            server_port=listener.getsockname()[1],
-            auth=None if users is None else partial(accounts.is_password, users),
-            footer_links=[],
-            run_history=False,
-            show_error=False,
-            ssr_mode=False,
-            theme=THEME,
-            css=STYLE,
-            head=HEAD,
-        )
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; all is in {args.database})", flush=True)
-        config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        Server(config).run(sockets=[listener])
+    serve(page, args.host, args.port, users, css=STYLE, head=HEAD, hint=f"; all is in {args.database}")
     store.close()
 
 

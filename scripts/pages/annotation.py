@@ -16,7 +16,6 @@ from rlhf_stages.feedback.wording import LANGUAGES, Refusal, say
 FOLDER = Path(__file__).parent
 STYLE = (FOLDER / "annotation.css").read_text(encoding="utf-8")
 HEAD = f"<script>{(FOLDER / 'annotation.js').read_text(encoding='utf-8')}</script>"
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # Of this machine, not fetched
 MOST = len(LETTERS)
 
 
