@@ -558,4 +558,4 @@ def test_the_repetition_penalty_is_that_of_the_paper():
     penalized = "".join(session.stream("Hi", GREEDY, repetition_penalty=penalty))
     assert penalized == text_of(row[1 + len(expected) :]).strip()
     assert penalized != text
-    assert session.last == ([0, *expected], text_of(row[1 + len(expected) :]))
+    assert session.last == ([0, *expected], text_of(row[1 + len(expected) :]), GREEDY.max_new_tokens)

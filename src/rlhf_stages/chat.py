@@ -27,7 +27,8 @@ class ChatSession:
         history: turns `{"role": "user" or "assistant", "content": text}`, user and assistant by turns.
         notes: sentences that whoever talks should know about this model.
         window: tokens that prompt and reply may have together; None: no limit.
-        last: ids of the newest prompt, and the reply to it as the model wrote it, with space around it and no marker.
+        last: ids of the newest prompt, the reply to it as the model wrote it, with space around it and no marker, and
+            how many tokens that took, the one that ends it left out.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "model") -> None:
@@ -36,7 +37,7 @@ class ChatSession:
         self.name = name
         self.history: list[dict[str, str]] = []
         self.notes: list[str] = []
-        self.last: tuple[list[int], str] = ([], "")
+        self.last: tuple[list[int], str, int] = ([], "", 0)
         self.window: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if not tokenizer.chat_template:
             tokenizer.chat_template = CHAT_TEMPLATE
@@ -129,7 +130,7 @@ class ChatSession:
         turns = [*self.history, {"role": "user", "content": text}]
         ids = self._prompt(turns, settings.max_new_tokens)
         shown = ""
-        self.last = ids, ""
+        self.last = ids, "", 0
         config = self._generation_config(len(ids), settings)
         config.repetition_penalty = repetition_penalty if repetition_penalty != 1.0 else None
         generation = Generation(self.model, ids, config)
@@ -161,7 +162,7 @@ class ChatSession:
             ids.append(token)
             text = self._decode(ids)
             cut = min((text.find(marker) for marker in self._markers if marker in text), default=None)
-            self.last = self.last[0], text[:cut]
+            self.last = self.last[0], text[:cut], len(ids)
             if cut is not None:
                 yield text[:cut].strip()
                 return

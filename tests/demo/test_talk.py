@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_reply_and_none_another(models, folder):
 def test_the_score_is_that_of_the_reward_model(models, folder):
     reply = ask(models, folder, "one", judge=str(folder / "judge"), seed=5)[0][0]
     session = models.session(Source(str(folder / "one"), None, ""))
-    assert session.last == ([], "")  # nobody's conversation is another's
+    assert session.last == ([], "", 0)  # nobody's conversation is another's
     torch.manual_seed(5)
     assert session.reply("name the colour", SAMPLING) == reply.text
     tokenizer = make_tokenizer()

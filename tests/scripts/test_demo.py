@@ -67,11 +67,11 @@ def server(tmp_path):
 def browse(chromium):
     with open_pages(chromium) as opened:
 
-        def ready(url, box="message", **options):
+        def ready(url, box="message", is_empty=False, **options):
             page = opened(url, **options)
             page.wait_for_selector(f"#box-{box} textarea")
-            page.wait_for_function("document.querySelector('#experiment input').value !== ''")
-            page.wait_for_function("document.querySelector('#checkpoint input').value !== ''")
+            for name in () if is_empty else ("experiment", "checkpoint"):
+                page.wait_for_function(f"document.querySelector('#{name} input').value !== ''")
             return page
 
         yield ready
@@ -139,7 +139,7 @@ def test_load_send_stop_switch_compare_and_regenerate(server, browse, material):
     write(page, "name the tea")
     wait_done(page, 2)
     assert "step-000001" in page.locator("#talk .name").last.inner_text()
-    assert "12 tokens" in page.locator("#talk .facts").last.inner_text()
+    assert re.search("1[12] tokens", page.locator("#talk .facts").last.inner_text())  # with EOS or without
     before = last(page)
     page.click("#again")
     page.wait_for_timeout(300)
@@ -164,6 +164,7 @@ def test_load_send_stop_switch_compare_and_regenerate(server, browse, material):
     page.click("#example")
     page.wait_for_function("document.querySelector('#box-message textarea').value.length > 10")
     page.click("#clear")
+    page.wait_for_function("document.querySelector('#box-message textarea').value === ''")
     page.click("#send")
     page.wait_for_selector("#note >> text=Message is empty.")
 
@@ -213,12 +214,11 @@ def test_who_leaves_in_the_middle_of_a_reply_is_in_nobodys_way(server, browse, m
     assert time.monotonic() - started < 10
 
 
-def test_a_folder_without_experiments_is_said_and_any_layout_fits(server, browse, chromium, material, tmp_path):
-    with open_pages(chromium) as opened:
-        page = opened(server("data_prep/helpful_harmless/demo.py", f"--log_dir={tmp_path / 'none'}"))
-        page.wait_for_selector(f"#note >> text=No experiment of sft, dpo, ppo in {tmp_path / 'none'}")
-        write(page, "hello")
-        page.wait_for_selector("#talk .reply .bad >> text=no experiment is chosen")
+def test_a_folder_without_experiments_is_said_and_any_layout_fits(server, browse, material, tmp_path):
+    page = browse(server("data_prep/helpful_harmless/demo.py", f"--log_dir={tmp_path / 'none'}"), is_empty=True)
+    page.wait_for_selector(f"#note >> text=No experiment of sft, dpo, ppo in {tmp_path / 'none'}")
+    write(page, "hello")
+    page.wait_for_selector("#talk .reply .bad >> text=no experiment is chosen")
     url = server("scripts/demo.py", material.sft, f"--log_dir={material.root}", "--max_new_tokens=8")
     for width, scheme, name in ((390, "light", "demo-phone"), (1280, "dark", "demo-dark")):
         page = browse(url, viewport={"width": width, "height": 844}, color_scheme=scheme)

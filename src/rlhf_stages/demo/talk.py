@@ -72,7 +72,7 @@ class Scorer:
     @torch.no_grad()
     def __call__(self, session: ChatSession) -> float:
         """The score of the session's last exchange."""
-        prompt, written = session.last
+        prompt, written, _ = session.last
         if fingerprint(session.tokenizer) != self._fingerprint:
             text = str(session.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
             prompt = encode_prompt(self._tokenizer, text.removeprefix(session.tokenizer.bos_token or ""))
@@ -175,7 +175,7 @@ def _speak(
                 break
     finally:
         pieces.close()
-    reply.tokens = len(encode_response(session.tokenizer, session.last[1])) - 1  # without EOS
+    reply.tokens = session.last[2]
     if request.reward_model and reply.text:
         try:
             reply.score = models.scorer(request.reward_model, session.model.device)(session)
