@@ -70,7 +70,8 @@ class Settings:
                 step=0.05,
                 label="Repetition penalty (1: off)",
             )
-            self.seed = gr.Number(args.seed, label="Seed (empty: each reply differs)", precision=0, elem_id="seed")
+            seed = "" if args.seed is None else str(args.seed)
+            self.seed = gr.Textbox(seed, label="Seed (empty: each reply differs)", max_lines=1, elem_id="seed")
             self.load = gr.Button("Settings of the experiment", size="sm", elem_id="load-settings")
         self.of_experiment = [self.do_sample, self.temperature, self.top_k, self.top_p, self.most, self.least]
         self.all = [*self.of_experiment, self.penalty, self.seed]

@@ -161,6 +161,7 @@ class DemoPage:
     def load_settings(self, experiment: str | None) -> list[Any]:
         """How the experiment sampled its own texts."""
         try:
+            self._may_load(experiment or "", POLICIES)
             found = settings_of(experiment or "")
         except (ValueError, OSError) as error:
             return [*[gr.skip()] * 6, message(reason_of(error), "bad")]
@@ -171,6 +172,7 @@ class DemoPage:
     def load_example(self, experiment: str | None) -> list[str]:
         """A prompt that the run has logged, or the example of the form."""
         try:
+            self._may_load(experiment or "", POLICIES)
             found = examples_of(experiment or "")
         except (ValueError, OSError):
             found = []
@@ -231,8 +233,10 @@ class DemoPage:
         sampling = GenerationArgs(
             do_sample=bool(do_sample), max_new_tokens=int(most), min_new_tokens=int(least), **how
         )  # fmt: skip
-        seed = None if seed is None else int(seed)
-        return Request(pairs, judge, sampling, float(penalty), seed, self.form.remembers)
+        seed = str(seed or "").strip()
+        if seed and not (seed.isdecimal() and int(seed) < 2**63):
+            raise ValueError(f"the seed is a whole number from 0, or empty; got {seed[:40]!r}")
+        return Request(pairs, judge, sampling, float(penalty), int(seed) if seed else None, self.form.remembers)
 
     def _chosen(self, chosen: Sequence[Any]) -> tuple[list[tuple[str, str]], str]:
         """Experiment and checkpoint of each model, and the reward model."""

@@ -95,6 +95,9 @@ def test_what_is_not_there_is_said(tmp_path):
     shutil.rmtree(folder / "checkpoints" / "step-000002")
     with pytest.raises(FileNotFoundError, match=r"has no step-000002.*it has step-000010, pretrained"):
         source_of(str(folder), "step-000002")
+    for outside in ("..", "../checkpoints/step-000010", str(tmp_path)):
+        with pytest.raises(FileNotFoundError, match="has no"):
+            source_of(str(folder), outside)
     with pytest.raises(ValueError, match="no experiment is chosen"):
         source_of(" ", "")
     empty = experiment(tmp_path / "d" / "n" / "dpo", "dpo", steps=())

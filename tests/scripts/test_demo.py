@@ -133,8 +133,11 @@ def test_load_send_stop_switch_compare_and_regenerate(server, browse, material):
     for slider in ("#least", "#most"):
         page.fill(f"{slider} input[type=number]", "12")
         page.keyboard.press("Tab")
-    page.fill("#seed input", "7")
-    page.keyboard.press("Tab")
+    assert page.input_value("#seed textarea, #seed input") == ""
+    page.fill("#seed textarea, #seed input", "-7")
+    page.click("#again")
+    page.wait_for_selector("#note >> text=the seed is a whole number from 0, or empty; got '-7'")
+    page.fill("#seed textarea, #seed input", "7")
     choose(page, "#checkpoint", "step-000001")
     write(page, "name the tea")
     wait_done(page, 2)

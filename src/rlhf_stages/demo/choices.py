@@ -87,14 +87,14 @@ def source_of(experiment: str, checkpoint: str) -> Source:
     if checkpoint == PRETRAINED:
         template = read_json(directory / "args.json").get("data_args", {}).get("chat_template")
         return Source(_base(directory), template, title)
-    path = directory / "checkpoints" / checkpoint
-    if not checkpoint or not path.is_dir():
+    folder = directory / "checkpoints"
+    if checkpoint not in {path.name for path in folder.glob("step-*")}:
         names = ", ".join(name for _, name in checkpoints_of(experiment))
         raise FileNotFoundError(
             f"{experiment} has no {checkpoint or 'checkpoint of that name'} (removed since?); it has {names}."
             " Press Refresh and choose again"
         )
-    return Source(str(path), None, title)
+    return Source(str(folder / checkpoint), None, title)
 
 
 def settings_of(experiment: str) -> dict[str, Any]:
