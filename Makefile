@@ -9,6 +9,7 @@
 # make soak SECONDS=600   faults on purpose, compared with undisturbed runs; make kill-points, make fuzz: see below
 # make report      one page about a finished or running pipeline: curves, gold against reward, texts, warnings
 # make frontier KL_COEFFS="0.03 0.1 0.3 1"   PPO once for each KL coefficient, compared on one page
+# make human-loop-demo   a program plays a person on the annotation page; reward model and PPO learn from its rankings
 # make dpo         the same with DPO in place of reward model and PPO
 
 PYTHON ?= python3
@@ -74,7 +75,7 @@ LABELS := $(if $(filter zh_sentiment,$(DATASET)),sentiment_a,act)
 PROMPTS := $(if $(filter helpdesk zh_sentiment,$(DATASET)),$(DATA)/prompt_train.pt)
 GOLD := $(if $(filter helpdesk,$(DATASET)),--gold_score=data_prep/helpdesk/corpus.py:gold_score)
 
-.PHONY: demo report frontier nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
+.PHONY: demo report frontier human-loop-demo nltk-data classifier test test-fast fuzz soak kill-points mutants lint typecheck install prepare sft rm ppo dpo pipeline evaluate chat model-smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN)/report.html
@@ -193,6 +194,33 @@ $(RUN)-kl%/ppo/summary.json: $(RUN)/sft/summary.json $(SCORER) $(PROMPTS)
 	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft $(REWARDS) \
 		$(subst --experiment_name=$(NAME),--experiment_name=$(NAME)-kl$*,$(STAGE_FLAGS)) \
 		--init_kl_coeff=$* --max_steps=$(FRONTIER_STEPS) --epochs=20 $(PPO_FLAGS)
+
+# 300 replies of the helpdesk model ranked in a browser (chromium), and what is learned from them
+PEOPLE := data/feedback/$(NAME)
+PEOPLE_RM := experiments/feedback/$(NAME)/rm
+
+human-loop-demo: $(RUN)-people/evaluation.txt
+	@cat $<
+	@echo
+	@echo "rankings     $(PEOPLE)/rankings.jsonl"
+	@echo "experiments  $(PEOPLE_RM)  $(RUN)-people/ppo"
+
+$(PEOPLE)/preference_train.pt: $(RUN)/sft/summary.json $(PROMPTS)
+	rm -f build/$(NAME).sqlite*
+	$(PY) data_prep/helpdesk/scripted_annotator.py --model=$(RUN)/sft --prompts=$(DATA)/prompt_train.pt \
+		--database=build/$(NAME).sqlite --export_dir=$(PEOPLE)
+
+$(PEOPLE_RM)/summary.json: $(PEOPLE)/preference_train.pt
+	$(PY) scripts/rlhf_rm.py $(call config,rm) --lr_warmup_steps=5 --eval_interval=10 --epochs=6 \
+		$(subst --data_dir=$(DATA),--data_dir=$(PEOPLE),$(STAGE_FLAGS)) --sft_experiment_dir=$(RUN)/sft
+
+$(RUN)-people/ppo/summary.json: $(PEOPLE_RM)/summary.json
+	$(PY) scripts/rlhf_ppo.py $(call config,ppo) --sft_experiment_dir=$(RUN)/sft --rm_experiment_dir=$(PEOPLE_RM) \
+		$(subst --experiment_name=$(NAME),--experiment_name=$(NAME)-people,$(STAGE_FLAGS))
+
+$(RUN)-people/evaluation.txt: $(RUN)-people/ppo/summary.json
+	$(PY) scripts/evaluate.py $(call config,evaluate) --data_dir=$(DATA) --rm_experiment_dir=$(PEOPLE_RM) $(GOLD) \
+		--experiment_dirs $(RUN)/sft $(RUN)-people/ppo > $@
 
 models/helpdesk-tiny/config.json: | $(INSTALLED)
 	$(PY) data_prep/helpdesk/make_model.py --destination_dir=models/helpdesk-tiny

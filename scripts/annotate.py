@@ -20,12 +20,13 @@ from rlhf_stages.cli import parse, run
 def main(argv: list[str] | None = None) -> None:
     """Serve until Ctrl-C; or add a user."""
     (args,) = parse(AnnotateArgs, argv=argv, description=__doc__)
-    if args.add_user is not None:
-        from rlhf_stages.feedback import accounts
+    from rlhf_stages.feedback import accounts
 
+    if args.add_user is not None:
         accounts.add_user(Path(args.auth_file), args.add_user, _ask_password(args.add_user))
         print(f"{args.add_user} may come in; the users are in {args.auth_file}")
         return
+    users = None if args.auth_file is None else accounts.read_users(Path(args.auth_file))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it tells nobody
 
     import torch
@@ -34,18 +35,15 @@ def main(argv: list[str] | None = None) -> None:
     from rlhf_stages.feedback.desk import Desk
     from rlhf_stages.feedback.store import Store
 
-    from pages.annotation import HEAD, STYLE, build
-    from pages.serving import serve, users_of
+    from pages.annotation import SCRIPT, build
+    from pages.serving import serve
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    users = users_of(args.auth_file)
     if args.seed is not None:
         torch.manual_seed(args.seed)
     store = Store(args.database)
-    page = build(Desk(args, store), has_accounts=users is not None)
-    page.queue(default_concurrency_limit=16)
-    serve(page, args.host, args.port, users, css=STYLE, head=HEAD, hint=f"; all is in {args.database}")
+    serve(build(Desk(args, store), has_accounts=users is not None), SCRIPT, args, users)
     store.close()
 
 

@@ -11,6 +11,7 @@ from rlhf_stages.args import (
     AnnotateArgs,
     ChatArgs,
     ClassifierArgs,
+    CompareArgs,
     DailyDialogArgs,
     DemoArgs,
     DPOArgs,
@@ -25,6 +26,7 @@ from rlhf_stages.args import (
     ReportArgs,
     RMArgs,
     RolloutArgs,
+    ScoreAndStepArgs,
     SFTArgs,
     TextDataArgs,
     TrainArgs,
@@ -51,6 +53,8 @@ REQUIRED = {
     ChatArgs: ["model"],
     AnnotateArgs: [],
     DemoArgs: [],
+    ScoreAndStepArgs: [],
+    CompareArgs: ["--models", "a", "b", "--prompts=p"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
     ReportArgs: ["e"],
     EvaluateArgs: ["--experiment_dirs", "e"],
@@ -236,6 +240,28 @@ def test_what_a_page_to_annotate_refuses(capsys):
     assert "--add_user needs --auth_file" in refused(capsys, "--add_user=ann", groups=(AnnotateArgs,))
     assert "nothing to rank" in refused(capsys, "--do_sample=False", groups=(AnnotateArgs,))
     assert "--num_replies lies between 2 and 9" in refused(capsys, "--num_replies=10", groups=(AnnotateArgs,))
+
+
+def test_a_comparison_has_two_models_and_what_its_judge_needs(capsys):
+    for argv, message in (
+        (["--models", "a"], "two models to compare, got 1"),
+        (["--judge=reward_model"], "needs --rm_experiment_dir"),
+        (["--judge=classifier", "--classifier=c"], "needs --classifier and --label"),
+        (["--judge=length", "--label=good"], "--label only act with --judge=classifier"),
+        (["--judge=length", "--port=1"], "--port only act with --judge=people"),
+        (["--host=0.0.0.0"], "--auth_file"),
+    ):
+        assert message in refused(capsys, *argv, groups=(CompareArgs,))
+    assert parsed(CompareArgs, "--judge=classifier", "--classifier=c", "--label=good").label == "good"
+
+
+def test_scores_of_a_terminal(capsys):
+    assert "--resume goes on" in refused(capsys, "--resume", "--overwrite", groups=(ScoreAndStepArgs,))
+    refusal = refused(capsys, "--adaptive_kl_coeff=False", "--kl_horizon=5", groups=(ScoreAndStepArgs,))
+    assert "--kl_horizon only act with --adaptive_kl_coeff" in refusal
+    ppo = parsed(ScoreAndStepArgs, "--scores_per_step=3", "--adaptive_kl_coeff=False").ppo
+    assert (ppo.rollout_size, ppo.mini_batch_size, ppo.kl_control) == (3, 3, "fixed")
+    assert {ppo.normalize_advantages, ppo.normalize_rewards, ppo.clip_rewards} == {False}
 
 
 def test_the_model_to_chat_with_is_named_once(capsys):

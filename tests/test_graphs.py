@@ -114,6 +114,22 @@ def test_what_cannot_be_recorded_is_run_as_it_is(tmp_path, fabric):
     assert set(lines) == {"--cuda_graphs: not recorded, operation not permitted when stream is capturing"}
 
 
+def test_models_that_take_turns_share_the_memory_of_gradients_and_one_alone_does_not():
+    actor, critic = (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) for _ in range(2))
+    graphs = Graphs(Again(), pytest.fail)
+    places = []
+    for model in (actor, critic, actor):
+        graphs.clear_gradients(model)
+        places.append([p.grad.data_ptr() for p in model.parameters()])
+        assert len(set(places[-1])) == 4
+        model(torch.ones(1, 2)).sum().backward()
+        assert any(p.grad.any() for p in model.parameters())
+        graphs.clear_gradients(model)
+        assert not any(p.grad.any() for p in model.parameters())
+        model.zero_grad()
+    assert places[0] == places[1] == places[2]
+
+
 def test_cuda_graphs_need_one_gpu(fabric):
     with pytest.raises(ValueError, match="one GPU"):
         loop.make_graphs(fabric, PPOArgs(sft_experiment_dir="", rm_experiment_dir="", cuda_graphs=True))

@@ -13,7 +13,13 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     line.strip()
-    for page in ("README.md", "docs/rewards.md", "docs/over-optimisation.md", "docs/demo.md")
+    for page in (
+        "README.md",
+        "docs/rewards.md",
+        "docs/over-optimisation.md",
+        "docs/human-feedback.md",
+        "docs/demo.md",
+    )
     for block in re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip()

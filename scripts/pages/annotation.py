@@ -13,9 +13,7 @@ from rlhf_stages.feedback.desk import Desk, Shown
 from rlhf_stages.feedback.ranks import LETTERS, find_conflict, groups, order_text
 from rlhf_stages.feedback.wording import LANGUAGES, Refusal, say
 
-FOLDER = Path(__file__).parent
-STYLE = (FOLDER / "annotation.css").read_text(encoding="utf-8")
-HEAD = f"<script>{(FOLDER / 'annotation.js').read_text(encoding='utf-8')}</script>"
+SCRIPT = (Path(__file__).parent / "annotation.js").read_text(encoding="utf-8")
 MOST = len(LETTERS)
 
 
@@ -33,13 +31,13 @@ def plain(text: str, name: str = "") -> str:
 class Page:
     """What the tabs share: the language, who is there, and texts that change with the language."""
 
-    def __init__(self, desk: Desk, has_accounts: bool) -> None:
+    def __init__(self, desk: Any, has_accounts: bool, title: str = "title") -> None:
         self.desk, self.args, self.has_accounts = desk, desk.args, has_accounts
         self._texts: list[tuple[Any, dict[str, Callable[[str], Any]]]] = []
         first = self.args.language
         with gr.Row(elem_id="top"):
             with gr.Column(scale=3, min_width=280):
-                self.title = self.worded(gr.Markdown(elem_id="title"), value=lambda lang: f"## {say(lang, 'title')}")
+                self.title = self.worded(gr.Markdown(elem_id="title"), value=lambda lang: f"## {say(lang, title)}")
             with gr.Column(scale=1, min_width=200):
                 self.annotator = self.worded(
                     gr.Textbox(elem_id="annotator", visible=not has_accounts), label="annotator"

@@ -11,9 +11,10 @@ from transformers.utils import logging as transformers_logging
 from rlhf_stages.args import DemoArgs, GenerationArgs
 from rlhf_stages.demo.choices import POLICIES, checkpoints_of, examples_of, find_experiments, settings_of, source_of
 from rlhf_stages.demo.talk import Models, Request, Turn, answer, reason_of
+from rlhf_stages.feedback.accounts import read_users
 
 from pages.controls import CHAT, Form, Picker, Settings
-from pages.serving import serve, users_of
+from pages.serving import serve
 from pages.transcript import message, transcript
 
 STYLE = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
@@ -25,10 +26,10 @@ def open_demo(args: DemoArgs, form: Form = CHAT) -> None:
     """Serve the page until Ctrl-C."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    users = users_of(args.auth_file)
+    users = None if args.auth_file is None else read_users(Path(args.auth_file))
     with gr.Blocks(title=form.title, analytics_enabled=False, fill_width=True) as blocks:
         DemoPage(args, form)
-    serve(blocks.queue(), args.host, args.port, users, css=STYLE, head="", hint=f"; experiments of {args.log_dir}")
+    serve(blocks, "", args, users, style=STYLE, hint=f"experiments of {args.log_dir}")
 
 
 class DemoPage:

@@ -1,8 +1,9 @@
-"""Serving a Gradio page from a server of our own: from this machine alone, with nothing fetched and nobody told."""
+"""A page on an address: what annotate.py, compare.py and the demos share."""
 
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
@@ -10,26 +11,28 @@ from uvicorn import Config, Server
 
 from rlhf_stages.feedback import accounts
 
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # Of this machine, not fetched
-
-Users = dict[str, tuple[bytes, bytes]]  # Salt and hash of each
-
-
-def users_of(auth_file: str | None) -> Users | None:
-    """Who may come in; None: everybody."""
-    return None if auth_file is None else accounts.read_users(Path(auth_file))
+STYLE = (Path(__file__).parent / "annotation.css").read_text(encoding="utf-8")
+THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # of this machine, not fetched
 
 
-def serve(page: gr.Blocks, host: str, port: int, users: Users | None, *, css: str, head: str, hint: str) -> None:
-    """Serve until Ctrl-C; the address is printed with a `hint` behind it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+def serve(page: gr.Blocks, script: str, args: Any, users: Any, *, style: str = STYLE, hint: str | None = None) -> None:
+    """Serve a page until Ctrl-C.
+
+    Args:
+        script: JavaScript of the page.
+        args: what says `host` and `port`, and without a `hint` the `database`.
+        users: who may come in (see `accounts.read_users`); None: everybody.
+        hint: what is said behind the address.
+    """
+    page.queue(default_concurrency_limit=16)
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    with socket.create_server((args.host, args.port), family=family) as listener:
         # mounted and not launched: Gradio's own start looks itself up through any proxy, and gives up when it is busy
         app = gr.mount_gradio_app(
             FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
             page,
             path="/",
-            server_name=host,
+            server_name=args.host,
             server_port=listener.getsockname()[1],
             auth=None if users is None else partial(accounts.is_password, users),
             footer_links=[],
@@ -37,9 +40,11 @@ def serve(page: gr.Blocks, host: str, port: int, users: Users | None, *, css: st
             show_error=False,
             ssr_mode=False,
             theme=THEME,
-            css=css,
-            head=head,
+            css=style,
+            head=f"<script>{script}</script>",
         )
-        shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends{hint})", flush=True)
-        Server(Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listener])
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        hint = f"all is in {args.database}" if hint is None else hint
+        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; {hint})", flush=True)
+        config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        Server(config).run(sockets=[listener])

@@ -48,11 +48,14 @@ RANGES: dict[str, tuple[float, float]] = {
     "num_replies": (2, 9),
     "repeat_share": (0, 1),
     "repetition_penalty": (0.01, 100),
+    "scores_per_step": (1, 2**62),
+    "undo_steps": (0, 2**62),
     "port": (0, 65535),
 }
 
 ZERO = ("deepspeed_stage_2", "deepspeed_stage_3", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload")
 STRATEGIES = ("auto", "ddp", "fsdp", *ZERO)
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 LOGGERS = ("tensorboard", "csv", "wandb", "console")
 
 
@@ -773,7 +776,7 @@ class DemoArgs(GenerationArgs):
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
     host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8905  # Port to listen on; 0 takes a free one
+    port: int = 8906  # Port to listen on; 0 takes a free one
     auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
     seed: int | None = None  # Seed of each reply; none: every one differs
     device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
@@ -782,6 +785,105 @@ class DemoArgs(GenerationArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_users(self.host, self.auth_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreAndStepArgs(RolloutArgs):
+    """Replies that a person scores in a terminal, with a PPO step on each score."""
+
+    sft_experiment_dir: str | None = None  # SFT experiment (or a checkpoint) to start from; none: --model_name
+    prompts: str | None = None  # Shard (.pt), text file with one a line, or records; none: prompts are typed
+    prompt_format: Literal["dialogue", "text"] = "dialogue"  # Prompts become a human turn, or are continued as they are
+    database: str = "feedback/feedback.sqlite"  # SQLite file that takes the scores, as that of annotate.py
+    annotator: str = "terminal"  # Who scores
+    log_dir: str = "experiments"  # The model goes to <log_dir>/people/<experiment_name>/ppo
+    experiment_name: str = "scored"  # Name of the run
+    resume: bool = flag(False)  # Go on with this run: its newest checkpoint, then the scores that came after it
+    overwrite: bool = flag(False)  # Replace an existing run of this name; its scores stay in the database
+    scores_per_step: int = 1  # Scores that are collected for a PPO step
+    save_interval: int = 10  # Steps between checkpoints; quitting saves, too
+    undo_steps: int = 1  # Steps that can be taken back; each keeps a copy of weights and optimizer in memory
+    max_new_tokens: int = 20  # Tokens of a response, EOS included
+    num_beams: int = field(default=1, cmd=False)  # No flag: as in all rollouts
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: replies come one by one
+    generator: Literal["auto", "slots", "hf"] = field(default="hf", cmd=False)  # No flag: one reply at a time
+    seed: int = 42  # Seed of prompts and replies
+    ppo_epochs: int = 4  # Passes over the scored replies of a step
+    learning_rate: float = 1.41e-5  # Learning rate, constant
+    gradient_clip_val: float = 1.0  # Largest gradient norm
+    init_kl_coeff: float = 0.2  # KL coefficient at the start
+    adaptive_kl_coeff: bool = flag(True)  # Steer the KL coefficient towards target_kl_coeff
+    target_kl_coeff: float = 6.0  # Target: KL of a response to the start, in nats
+    kl_horizon: int = 10_000  # Scores over which the controller reacts
+    clip_coeff: float = 0.2  # Clip range of the ratio, and of the values
+    gae_lambd: float = 0.95  # Lambda of generalized advantage estimation
+    vf_coeff: float = 0.1  # Weight of the value loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(not (self.resume and self.overwrite), "--resume goes on with a run, --overwrite replaces it: one")
+        changed = [n for n in ("target_kl_coeff", "kl_horizon") if _changed(self, n)]
+        _require(self.adaptive_kl_coeff or not changed, f"--{' --'.join(changed)} only act with --adaptive_kl_coeff")
+
+    @property
+    def ppo(self) -> PPOArgs:
+        """The same for PPO's functions: one optimizer step for an epoch, values from a head on the actor's trunk.
+
+        Neither scores nor advantages are whitened: of a single score that leaves nothing, and of the advantages of a
+        single reply it leaves the same whatever the score was.
+        """
+        steering: dict[str, Any] = {"kl_target_per": "response", "kl_horizon": self.kl_horizon}
+        steering |= {"target_kl_coeff": self.target_kl_coeff}
+        return PPOArgs(
+            sft_experiment_dir="", reward=["person"], rollout_size=self.scores_per_step, rollout_mini_batch_size=1,
+            mini_batch_size=self.scores_per_step, micro_batch_size=1, ppo_epochs=self.ppo_epochs, seed=self.seed,
+            normalize_rewards=False, normalize_advantages=False, clip_rewards=False, share_actor_critic=True,
+            optimizer="Adam", actor_learning_rate=self.learning_rate, gradient_clip_val=self.gradient_clip_val,
+            init_kl_coeff=self.init_kl_coeff, adaptive_kl_coeff=self.adaptive_kl_coeff, clip_coeff=self.clip_coeff,
+            gae_lambd=self.gae_lambd, vf_coeff=self.vf_coeff, **(steering if self.adaptive_kl_coeff else {}),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareArgs(GenerationArgs):
+    """Two models side by side, judged blind by people on a page, or by a program."""
+
+    # Two models: experiments, their checkpoints, model folders or hub ids
+    models: list[str] = field(default_factory=list)  # noqa: RUF009
+    prompts: str | None = None  # Prompts for both: a shard (.pt), a text file with one a line, or records
+    prompt_format: Literal["dialogue", "text"] = "dialogue"  # Prompts become a human turn, or are continued as they are
+    num_prompts: int = 50  # Prompts, the first of the file
+    # Who votes: people on a page, or at once the score of a reward model, the longer reply, or a label of a classifier
+    judge: Literal["people", "reward_model", "length", "classifier"] = "people"
+    rm_experiment_dir: str | None = None  # Reward model of --judge=reward_model
+    classifier: str | None = None  # Classifier of --judge=classifier: experiment, model folder or hub id
+    label: str | None = None  # Its label whose probability wins
+    database: str = "feedback/feedback.sqlite"  # SQLite file that takes the votes, as that of annotate.py
+    report: str = "feedback/comparison.md"  # Markdown file of the result
+    num_samples: int = 3  # Pairs of replies that the report shows
+    language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 8905  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords, see annotate.py
+    max_new_tokens: int = 64  # Tokens of a response, EOS included
+    top_k: int = 0  # Sample from the k most probable tokens; 0 is off
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model to each prompt
+    mini_batch_size: int = 16  # Prompts per batch of sampling and judging
+    seed: int = 42  # Seed of the sampling, the same for both models
+    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(len(self.models) == 2, f"--models takes two models to compare, got {len(self.models)}")
+        _require(self.prompts is not None, "--prompts names the file of prompts for both models")
+        for judge, names in {"reward_model": ("rm_experiment_dir",), "classifier": ("classifier", "label")}.items():
+            given = [name for name in names if getattr(self, name) is not None]
+            needs = f"--judge={judge} needs --{' and --'.join(names)}"
+            _require(self.judge != judge or len(given) == len(names), needs)
+            _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
+        changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
+        _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
         _require_users(self.host, self.auth_file)
 
 
@@ -856,7 +958,7 @@ def _require(condition: bool, message: str) -> None:
 
 def _require_users(host: str, auth_file: str | None) -> None:
     _require(
-        auth_file is not None or host in ("127.0.0.1", "localhost", "::1"),
+        auth_file is not None or host in LOCAL_HOSTS,
         f"--host {host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
     )
 

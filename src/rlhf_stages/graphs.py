@@ -6,6 +6,7 @@ was recorded it stays: all that changes from one micro-batch to the next has to 
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -43,16 +44,25 @@ class Graphs:
         self._record = record
         self._tell = tell
         self._recorded: dict[Hashable, _Recorded | None] = {}
-        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._gradients: dict[Hashable, Tensor] = {}
 
     def clear_gradients(self, model: nn.Module) -> None:
-        """Gradients of 0 that keep their place in memory, since a graph adds to those that it was recorded with."""
+        """Gradients of 0 that keep their place in memory, since a graph adds to those that it was recorded with.
+
+        Models take turns from here to their optimizer's step, so parameters of one shape in two of them share a place.
+        """
+        uses: Counter[Hashable] = Counter()
+        cleared = []
         for parameter in model.parameters():
             if parameter.requires_grad:
-                if parameter not in self._gradients:
-                    self._gradients[parameter] = torch.zeros_like(parameter)
-                parameter.grad = self._gradients[parameter]
-        torch._foreach_zero_([self._gradients[p] for p in model.parameters() if p.requires_grad])
+                kind = (parameter.shape, parameter.dtype)
+                uses[kind] += 1
+                place = (kind, uses[kind])
+                if place not in self._gradients:
+                    self._gradients[place] = torch.zeros_like(parameter)
+                parameter.grad = self._gradients[place]
+                cleared.append(parameter.grad)
+        torch._foreach_zero_(cleared)
 
     def __call__(self, name: Hashable, work: Callable[[Any, Tensor], Outcome], batch: Any, total: Tensor) -> Outcome:
         """What `work(batch, total)` returns: forward and backward, which adds the gradient of the loss over `total`.

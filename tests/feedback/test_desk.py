@@ -50,6 +50,12 @@ def test_prompts_of_text_files_records_and_shards(material, tmp_path):
     manifest["tokenizer"]["name"] = str(material / "model")
     (data / "args.json").write_text(json.dumps(manifest))
     assert set(read_prompts(str(data / "finetune_train.pt"))) == {prompt for prompt, _ in toy_rows(24)}
+    manifest["tokenizer"]["name"] = str(tmp_path / "moved")  # then that of a model will do, if it is the same
+    (data / "args.json").write_text(json.dumps(manifest))
+    found = read_prompts(str(data / "finetune_train.pt"), ["no/such-model", str(material / "model")])
+    assert set(found) == {prompt for prompt, _ in toy_rows(24)}
+    with pytest.raises(ValueError, match="moved"):
+        read_prompts(str(data / "finetune_train.pt"))
 
 
 def test_prompts_that_cannot_be_read(desk, tmp_path):

@@ -10,7 +10,7 @@ from itertools import combinations
 from math import isqrt, nan, sqrt
 from statistics import fmean, median
 
-from rlhf_stages.feedback.records import Item, Judgement
+from rlhf_stages.feedback.records import JUDGE, Item, Judgement
 
 
 def kendall_tau_b(a: Sequence[float], b: Sequence[float]) -> float:
@@ -74,10 +74,13 @@ class Agreement:
 
 
 def agreement_of(judged: Iterable[tuple[Judgement, Item]]) -> Agreement:
-    """The agreement of the rankings among what was judged; NaN where there is nothing to compare."""
+    """The agreement of the rankings among what was judged; NaN where there is nothing to compare.
+
+    Judges that are programs do not count: they are no people who could agree.
+    """
     by_item: dict[int, list[list[float]]] = {}
     for judgement, item in judged:
-        if judgement.opinion.ranks is not None:
+        if judgement.opinion.ranks is not None and not judgement.annotator.startswith(JUDGE):
             by_item.setdefault(item.id, []).append(middle_ranks(judgement.opinion.ranks))
     repeated = [rows for rows in by_item.values() if len(rows) > 1]
     taus = [kendall_tau_b(a, b) for rows in repeated for a, b in combinations(rows, 2)]

@@ -17,7 +17,7 @@ from rlhf_stages.args import AnnotateArgs, GenerationArgs
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.feedback.export import Exported, export
 from rlhf_stages.feedback.ranks import complete_ranks, read_ranks
-from rlhf_stages.feedback.records import Item, Judgement, Opinion
+from rlhf_stages.feedback.records import JUDGE, Item, Judgement, Opinion
 from rlhf_stages.feedback.sampling import Replier, check_prompt, read_prompts
 from rlhf_stages.feedback.store import Store
 from rlhf_stages.feedback.wording import Refusal
@@ -64,9 +64,17 @@ def check_name(name: str) -> str:
     name = name.strip()
     if not name:
         raise Refusal("no_name")
-    if len(name) > MAX_NAME or not name.isprintable():
+    if len(name) > MAX_NAME or not name.isprintable() or name.startswith(JUDGE):
         raise Refusal("name_length", limit=MAX_NAME)
     return name
+
+
+def shuffled(item: Item, chance: random.Random) -> Shown:
+    """An item as one person sees it now, with its replies in a new order."""
+    order = list(range(len(item.replies)))
+    chance.shuffle(order)
+    ticket = Ticket(item.id, tuple(order), uuid.uuid4().hex, time.time())
+    return Shown(ticket, item.prompt.lstrip("\n"), tuple(item.replies[i] for i in order))
 
 
 class Desk:
@@ -85,7 +93,7 @@ class Desk:
             raise Refusal("no_source")
         if source not in self._prompts:
             try:
-                self._prompts[source] = read_prompts(source)
+                self._prompts[source] = read_prompts(source, self.args.models)
             except (ValueError, OSError) as error:
                 raise Refusal("bad_source", reason=error) from error
         return self._random.choice(self._prompts[source])
@@ -118,10 +126,7 @@ class Desk:
 
     def show(self, item: Item) -> Shown:
         """An item with its replies in a new order."""
-        order = list(range(len(item.replies)))
-        self._random.shuffle(order)
-        ticket = Ticket(item.id, tuple(order), uuid.uuid4().hex, time.time())
-        return Shown(ticket, item.prompt.lstrip("\n"), tuple(item.replies[i] for i in order))
+        return shuffled(item, self._random)
 
     def seen(self, ticket: str) -> tuple[str, ...]:
         """The replies that a page shows, in its order. Raises Refusal if it shows nothing."""

@@ -7,8 +7,9 @@
 
 A ranking without ties is one list of all its replies. One with ties becomes its strict pairs, a list each: the loss of
 the reward model is a mean over pairs, so that is the loss of the list with the tied pairs left out. "All bad" and
-"skipped" are in the jsonl alone. Each person's ranking of an item is a record of its own. A tenth of the prompts goes
-to validation, a tenth to the test, by a hash of the prompt; with fewer than 20 different ones all are to train on.
+"skipped" are in the jsonl alone, votes of programs nowhere. Each person's ranking of an item is a record of its own. A
+tenth of the prompts goes to validation, a tenth to the test, by a hash of the prompt; with fewer than 20 different ones
+all are to train on.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from rlhf_stages.data.dialogue import CHAT_TEMPLATE
 from rlhf_stages.data.prepare import prepare
 from rlhf_stages.data.sources import Example, fraction
 from rlhf_stages.feedback.ranks import ordered_lists
-from rlhf_stages.feedback.records import Item, Judgement
+from rlhf_stages.feedback.records import JUDGE, Item, Judgement
 from rlhf_stages.feedback.wording import Refusal
 from rlhf_stages.files import write_text
 
@@ -47,6 +48,7 @@ def export(judged: Sequence[Judged], folder: Path, tokenizer_name: str, trust_re
     Raises:
         Refusal: there is nothing to export. ValueError, OSError: as `prepare` does, a full disk among them.
     """
+    judged = [pair for pair in judged if not pair[0].annotator.startswith(JUDGE)]
     rankings = [pair for pair in judged if pair[0].opinion.verdict != "scored"]
     scores = [pair for pair in judged if pair[0].opinion.verdict == "scored"]
     lists = [(item, order) for judgement, item in rankings for order in ordered_lists(judgement.opinion.ranks or ())]

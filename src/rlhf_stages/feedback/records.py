@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_stages.feedback.wording import Refusal
 
 VERDICTS = ("ranked", "all_bad", "skipped", "scored")
+JUDGE = "judge:"  # Names of programs that judge begin so, and those of people do not
 COLUMNS = "id, revision, item, annotator, verdict, ranks, reply, score, seconds, author, created, deleted"
 Row = tuple[Any, ...]
 

@@ -1,19 +1,21 @@
 """Prompts and the replies to judge: files of prompts, models that are loaded when they are first asked."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import AnnotateArgs, GenerationArgs
 from rlhf_stages.chat import ChatSession
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.data.dialogue import HUMAN, as_prompt
-from rlhf_stages.data.info import read_data_info
+from rlhf_stages.data.info import DataInfo, read_data_info
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.sources import read_source
-from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
+from rlhf_stages.data.tokenizer import encode_prompt, fingerprint, load_tokenizer
 from rlhf_stages.experiment import digest, resolve_checkpoint
 from rlhf_stages.feedback.wording import Refusal
 from rlhf_stages.rollout.generation import generate, make_sampler
@@ -24,15 +26,18 @@ DRAWS = 3  # How often a model is asked before its replies are found to be too f
 _FIELDS = ("prompt", "question", "instruction", "text")
 
 
-def read_prompts(source: str) -> list[str]:
+def read_prompts(source: str, models: Sequence[str] = ()) -> list[str]:
     """The prompts of a file: a shard, a text file with one a line, or records (jsonl, csv, parquet, ...).
+
+    Args:
+        models: where the tokenizer of a shard may lie, too; data and models may have been moved.
 
     Raises:
         ValueError, OSError: it cannot be read, or holds no prompt.
     """
     path = Path(source)
     if path.suffix == ".pt":
-        tokenizer = load_tokenizer(read_data_info(path.parent).tokenizer_name)
+        tokenizer = _tokenizer_of(read_data_info(path.parent), models)
         shard = open_shard(path, vocab_size=len(tokenizer))
         ids = (shard[i].prompt.tolist() for i in range(min(len(shard), MAX_PROMPTS)))
         found = [str(tokenizer.decode(i, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for i in ids]
@@ -51,6 +56,18 @@ def read_prompts(source: str) -> list[str]:
     return prompts
 
 
+def _tokenizer_of(info: DataInfo, models: Sequence[str]) -> PreTrainedTokenizerBase:
+    """The tokenizer of a shard: that of a model which is the same, else the one that the data name."""
+    for model in models:
+        try:
+            tokenizer = load_tokenizer(str(resolve_checkpoint(model)))
+        except (ValueError, OSError):  # a hub id, or nothing that loads: whoever samples from it will say so
+            continue
+        if fingerprint(tokenizer) == info.fingerprint:
+            return tokenizer
+    return load_tokenizer(info.tokenizer_name)
+
+
 def check_prompt(text: str, prompt_format: str) -> str:
     """What the model is asked for a text that a person wrote or left as it was.
 
@@ -65,6 +82,12 @@ def check_prompt(text: str, prompt_format: str) -> str:
         return text
     # a text box shows a dialogue without the empty lines that open it
     return as_prompt("\n\n" + text.lstrip("\n") if text.lstrip().startswith(HUMAN.strip()) else text)
+
+
+def reply_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], prompt_format: str) -> str:
+    """A reply as people read it; in a dialogue it ends where the human would speak."""
+    text = str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return text.partition(HUMAN)[0].rstrip() if prompt_format == "dialogue" else text
 
 
 class Replier:
@@ -124,10 +147,7 @@ class Replier:
             sampler = make_sampler(wanted, tokenizer)
             answers = generate(session.model, batch, wanted, sampler, int(tokenizer.pad_token_id))
             for row, mask in zip(answers.ids, answers.mask, strict=True):
-                text = str(
-                    tokenizer.decode(row[mask].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                )
-                text = text.partition(HUMAN)[0].rstrip() if self._args.prompt_format == "dialogue" else text
+                text = reply_text(tokenizer, row[mask].tolist(), self._args.prompt_format)
                 if text.strip() and len(found) < count:
                     found.setdefault(text.strip(), text)
             if len(found) == count:

@@ -23,6 +23,7 @@ from typing import Any
 
 from rlhf_stages.feedback.records import (
     COLUMNS,
+    JUDGE,
     VERDICTS,
     Item,
     Judgement,
@@ -120,6 +121,11 @@ class Store:
             raise Refusal("no_item", number=number)
         return item_of(rows[0])
 
+    def items_with(self, name: str, value: str) -> list[Item]:
+        """The items among whose settings is this one, the first first."""
+        rows = self._select("SELECT * FROM items WHERE json_extract(settings, ?) = ? ORDER BY id", f"$.{name}", value)
+        return [item_of(row) for row in rows]
+
     def save(self, item: int, annotator: str, opinion: Opinion, seconds: float, token: str) -> Judgement:
         """Store what a person says of an item; it is on the disk when this returns.
 
@@ -207,8 +213,9 @@ class Store:
     def repeat_for(self, annotator: str) -> Item | None:
         """An item that others ranked and this person has not seen; of those, one with the fewest rankings."""
         sql = (
-            "SELECT i.* FROM items AS i JOIN rankings AS r ON r.item = i.id WHERE r.verdict = 'ranked' AND i.id NOT IN"
-            " (SELECT item FROM judgements WHERE annotator = ?) GROUP BY i.id ORDER BY count(*), random() LIMIT 1"
+            "SELECT i.* FROM items AS i JOIN rankings AS r ON r.item = i.id WHERE r.verdict = 'ranked'"
+            f" AND r.annotator NOT LIKE '{JUDGE}%' AND i.id NOT IN (SELECT item FROM judgements WHERE annotator = ?)"
+            " GROUP BY i.id ORDER BY count(*), random() LIMIT 1"
         )
         rows = self._select(sql, annotator)
         return item_of(rows[0]) if rows else None

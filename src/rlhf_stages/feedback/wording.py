@@ -80,6 +80,22 @@ TEXTS: dict[str, tuple[str, str]] = {
     "shown": ("{count} shown of {total}", "共 {total} 条，显示 {count} 条"),
     "read": ("Read the replies and rank them, 1 is the best.", "阅读回答并排名，1 为最好。"),
     "read_one": ("Read the reply and score it.", "阅读回答并打分。"),
+    "compare_title": ("Which reply is better?", "哪个回答更好？"),
+    "compare_tab": ("Vote", "投票"),
+    "result_tab": ("Result", "结果"),
+    "start_voting": ("Start (n)", "开始 (n)"),
+    "left": ("1 is better (1)", "1 更好 (1)"),
+    "equal": ("Equal (0)", "一样好 (0)"),
+    "right": ("2 is better (2)", "2 更好 (2)"),
+    "both_bad": ("Both bad (b)", "都不好 (b)"),
+    "vote_keys": (
+        "Keys: 1 or left arrow, 2 or right arrow, 0 equal, b both bad, s skip, n start.",
+        "快捷键：1 或左箭头，2 或右箭头，0 一样好，b 都不好，s 跳过，n 开始。",
+    ),
+    "votes_left": ("{done} of {count} judged. Which reply is better?", "已判断 {done} / {count}。哪个回答更好？"),
+    "votes_done": ("All {count} pairs are judged. Thank you!", "全部 {count} 对已判断，谢谢！"),
+    "write_report": ("Show the result and write the report", "显示结果并生成报告"),
+    "reported": ("Written to {path}.", "已写入 {path}。"),
     # what did not
     "unranked": ("Not saved: {replies} still without a rank.", "未保存：{replies} 还没有名次。"),
     "rank_range": ("Not saved: ranks go from 1 to {count}.", "未保存：名次应在 1 到 {count} 之间。"),
@@ -89,6 +105,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "ranks_text": ("Give {count} ranks, such as 2, 1, 3.", "请填写 {count} 个名次，例如 2, 1, 3。"),
     "score_text": ("Give a score from -2 to 2.", "请填写 -2 到 2 之间的分数。"),
+    "no_undo": ("There is no step that could be taken back.", "没有可以撤销的步骤。"),
     "no_item": ("There is no item {number}.", "没有条目 {number}。"),
     "judged_before": (
         "Not saved: you judged this item before, as number {number}; change it in the second tab.",
@@ -112,7 +129,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "nothing_to_judge": ("Not saved: there is nothing on the page yet; take a prompt first.", "未保存：请先获取提示。"),
     "no_name": ("Say who you are first: your name is empty.", "请先填写你的名字。"),
-    "name_length": ("A name has at most {limit} characters, on one line.", "名字最多 {limit} 个字符，且不能换行。"),
+    "name_length": (
+        "A name has at most {limit} characters, on one line, and does not begin with judge:.",
+        "名字最多 {limit} 个字符，不能换行，也不能以 judge: 开头。",
+    ),
     "no_prompt": ("There is no prompt: write one, or take a random one.", "没有提示：请输入或随机获取一个。"),
     "prompt_length": (
         "The prompt has {length} characters; at most {limit} are taken. Shorten it.",

@@ -49,7 +49,7 @@ def check_model_name(model_name: str | None, parent_args: dict[str, Any], flag: 
 
 
 def start_actor(
-    sft: Path, tokenizer: PreTrainedTokenizerBase, args: PPOArgs, model_args: ModelArgs, longest: int
+    sft: str | Path, tokenizer: PreTrainedTokenizerBase, args: PPOArgs, model_args: ModelArgs, longest: int
 ) -> Any:
     """The actor of PPO: the SFT model, ready to train on texts of at most `longest` tokens.
 
