@@ -13,6 +13,7 @@ from rlhf_stages.args import (
     ClassifierArgs,
     CompareArgs,
     DailyDialogArgs,
+    DemoArgs,
     DPOArgs,
     EvaluateArgs,
     FabricArgs,
@@ -51,6 +52,7 @@ REQUIRED = {
     ClassifierArgs: [],
     ChatArgs: ["model"],
     AnnotateArgs: [],
+    DemoArgs: [],
     ScoreAndStepArgs: [],
     CompareArgs: ["--models", "a", "b", "--prompts=p"],
     ImportGgufArgs: ["--gguf=g", "--destination_dir=d"],
@@ -225,12 +227,16 @@ def test_names_of_a_source(tmp_path, monkeypatch):
     assert ClassifierArgs(labels=" a, b c").names("labels") == ("a", "b c")
 
 
-def test_a_page_that_others_can_reach_needs_users(capsys):
+@pytest.mark.parametrize("group", [AnnotateArgs, DemoArgs])
+def test_a_page_that_others_can_reach_needs_users(capsys, group):
     for host in ("192.168.0.7", "example.org", "0.0.0.0"):
-        assert "--auth_file" in refused(capsys, f"--host={host}", groups=(AnnotateArgs,))
-        assert parsed(AnnotateArgs, f"--host={host}", "--auth_file=users").host == host
+        assert "--auth_file" in refused(capsys, f"--host={host}", groups=(group,))
+        assert parsed(group, f"--host={host}", "--auth_file=users").host == host
     for host in ("127.0.0.1", "localhost", "::1"):
-        assert parsed(AnnotateArgs, f"--host={host}").auth_file is None
+        assert parsed(group, f"--host={host}").auth_file is None
+
+
+def test_what_a_page_to_annotate_refuses(capsys):
     assert "--add_user needs --auth_file" in refused(capsys, "--add_user=ann", groups=(AnnotateArgs,))
     assert "nothing to rank" in refused(capsys, "--do_sample=False", groups=(AnnotateArgs,))
     assert "--num_replies lies between 2 and 9" in refused(capsys, "--num_replies=10", groups=(AnnotateArgs,))

@@ -542,3 +542,20 @@ def test_a_real_model_streams_its_greedy_text(shared_data: Path):
     pieces = list(session.stream("Tell me a story.", GenerationArgs(do_sample=False, max_new_tokens=40)))
     assert len(pieces) > 20
     assert "".join(pieces) == expected.split("\n\nHuman:")[0].strip()
+
+
+def test_the_repetition_penalty_is_that_of_the_paper():
+    session = ChatSession(tiny_llama(), byte_tokenizer())
+    text = session.reply("Hi", GREEDY)
+    expected = ids_of("\n\nHuman: Hi\n\nAssistant:")
+    row, penalty = [0, *expected], 1.5
+    for _ in range(GREEDY.max_new_tokens):
+        logits = session.model(torch.tensor([row])).logits[0, -1].tolist()
+        for token in set(row):  # Keskar et al. 2019, section 4.1, with the sign that keeps a penalty one
+            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        row.append(max(range(len(logits)), key=logits.__getitem__))
+    session.reset()
+    penalized = "".join(session.stream("Hi", GREEDY, repetition_penalty=penalty))
+    assert penalized == text_of(row[1 + len(expected) :]).strip()
+    assert penalized != text
+    assert session.last == ([0, *expected], text_of(row[1 + len(expected) :]), GREEDY.max_new_tokens)

@@ -1,4 +1,4 @@
-"""A page on an address: what annotate.py and compare.py share."""
+"""A page on an address: what annotate.py, compare.py and the demos share."""
 
 import socket
 from functools import partial
@@ -15,13 +15,14 @@ STYLE = (Path(__file__).parent / "annotation.css").read_text(encoding="utf-8")
 THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # of this machine, not fetched
 
 
-def serve(page: gr.Blocks, script: str, args: Any, users: Any) -> None:
+def serve(page: gr.Blocks, script: str, args: Any, users: Any, *, style: str = STYLE, hint: str | None = None) -> None:
     """Serve a page until Ctrl-C.
 
     Args:
         script: JavaScript of the page.
-        args: what says `host`, `port` and `database`.
+        args: what says `host` and `port`, and without a `hint` the `database`.
         users: who may come in (see `accounts.read_users`); None: everybody.
+        hint: what is said behind the address.
     """
     page.queue(default_concurrency_limit=16)
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
@@ -39,10 +40,11 @@ def serve(page: gr.Blocks, script: str, args: Any, users: Any) -> None:
             show_error=False,
             ssr_mode=False,
             theme=THEME,
-            css=STYLE,
+            css=style,
             head=f"<script>{script}</script>",
         )
         host = f"[{args.host}]" if ":" in args.host else args.host
-        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; all is in {args.database})", flush=True)
+        hint = f"all is in {args.database}" if hint is None else hint
+        print(f"http://{host}:{listener.getsockname()[1]} (Ctrl-C ends; {hint})", flush=True)
         config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
         Server(config).run(sockets=[listener])

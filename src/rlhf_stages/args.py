@@ -47,6 +47,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-12, 1),
     "num_replies": (2, 9),
     "repeat_share": (0, 1),
+    "repetition_penalty": (0.01, 100),
     "scores_per_step": (1, 2**62),
     "undo_steps": (0, 2**62),
     "port": (0, 65535),
@@ -756,10 +757,35 @@ class AnnotateArgs(GenerationArgs):
         super().__post_init__()
         _require(self.do_sample, "--do_sample=False gives the same reply each time, and there is nothing to rank")
         _require(self.add_user is None or self.auth_file is not None, "--add_user needs --auth_file")
-        _require(
-            self.auth_file is not None or self.host in LOCAL_HOSTS,
-            f"--host {self.host} can be reached by others; name who may with --auth_file (see --add_user)",
-        )
+        _require_users(self.host, self.auth_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoArgs(GenerationArgs):
+    """A page to talk to checkpoints, one or two side by side."""
+
+    # Experiment that the page begins with, or a model folder or hub id; none: the newest of --log_dir
+    path: str | None = field(default=None, positional=True, nargs="?", metavar="PATH")
+    log_dir: str = "experiments"  # Folder whose experiments the page offers
+    rm_experiment_dir: str | None = None  # Reward model that scores each reply, unless the page says otherwise
+    max_new_tokens: int = 128  # Tokens of a response, EOS included
+    top_k: int = 0  # Sample from the k most probable tokens; 0 is off
+    temperature: float = 0.7  # Logits are divided by this
+    repetition_penalty: float = 1.0  # Above 1, tokens that were there before become less probable; 1 is off
+    num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
+    num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model
+    stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 8906  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
+    seed: int | None = None  # Seed of each reply; none: every one differs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
+    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
+    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -858,10 +884,7 @@ class CompareArgs(GenerationArgs):
             _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
         changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
         _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
-        _require(
-            self.auth_file is not None or self.host in LOCAL_HOSTS,
-            f"--host {self.host} can be reached by others; name who may with --auth_file (see annotate.py)",
-        )
+        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -931,6 +954,13 @@ class ReportArgs(Args):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _require_users(host: str, auth_file: str | None) -> None:
+    _require(
+        auth_file is not None or host in LOCAL_HOSTS,
+        f"--host {host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
+    )
 
 
 def _changed(args: Any, name: str) -> bool:

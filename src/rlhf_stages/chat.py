@@ -1,7 +1,7 @@
 """A conversation with a model: the history, the prompt made of it, and the reply as it comes."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class ChatSession:
         history: turns `{"role": "user" or "assistant", "content": text}`, user and assistant by turns.
         notes: sentences that whoever talks should know about this model.
         window: tokens that prompt and reply may have together; None: no limit.
+        last: ids of the newest prompt, the reply to it as the model wrote it, with space around it and no marker, and
+            how many tokens that took, the one that ends it left out.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "model") -> None:
@@ -35,6 +37,7 @@ class ChatSession:
         self.name = name
         self.history: list[dict[str, str]] = []
         self.notes: list[str] = []
+        self.last: tuple[list[int], str, int] = ([], "", 0)
         self.window: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if not tokenizer.chat_template:
             tokenizer.chat_template = CHAT_TEMPLATE
@@ -69,12 +72,14 @@ class ChatSession:
         device: str = "auto",
         dtype: torch.dtype | None = None,
         trust_remote_code: bool = False,
+        chat_template: str | None = None,
     ) -> "ChatSession":
         """Load a policy from an experiment, a checkpoint, a model folder or the hub.
 
         Args:
             device: `auto` is the first of cuda, mps, cpu that is there.
             dtype: of weights and compute; None is float32.
+            chat_template: the format of the prompts; None is that of the tokenizer.
 
         Raises:
             FileNotFoundError: no such folder, or no checkpoint in it yet.
@@ -95,14 +100,22 @@ class ChatSession:
         if report["missing_keys"]:
             missing = sorted(report["missing_keys"])
             raise ValueError(f"{source} lacks {len(missing)} of its weights ({missing[0]}, ...); copy it again")
-        return cls(model.to(place), load_tokenizer(source, trust_remote_code), name=source)
+        tokenizer = load_tokenizer(source, trust_remote_code)
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        return cls(model.to(place), tokenizer, name=source)
 
     def reply(self, text: str, settings: GenerationArgs = DEFAULT_SETTINGS) -> str:
         """Say something and wait for the whole reply. Raises as `stream` does."""
         return "".join(self.stream(text, settings))
 
-    def stream(self, text: str, settings: GenerationArgs = DEFAULT_SETTINGS) -> Iterator[str]:
+    def stream(
+        self, text: str, settings: GenerationArgs = DEFAULT_SETTINGS, *, repetition_penalty: float = 1.0
+    ) -> Generator[str, None, None]:
         """Say something and get the reply in pieces, as they come.
+
+        `repetition_penalty` divides the logits of tokens that were there before, prompt included, where they are above
+        0, and multiplies them where they are below (Keskar et al. 2019); 1 is off.
 
         What no longer fits the context window stays out of the prompt: the oldest exchanges (the oldest turns, where a
         template tells no roles apart), then the beginning of `text`. The exchange joins the history when the reply
@@ -117,7 +130,10 @@ class ChatSession:
         turns = [*self.history, {"role": "user", "content": text}]
         ids = self._prompt(turns, settings.max_new_tokens)
         shown = ""
-        generation = Generation(self.model, ids, self._generation_config(len(ids), settings))
+        self.last = ids, "", 0
+        config = self._generation_config(len(ids), settings)
+        config.repetition_penalty = repetition_penalty if repetition_penalty != 1.0 else None
+        generation = Generation(self.model, ids, config)
         try:
             for visible in self._visible(iter(generation)):
                 if len(visible) > len(shown):
@@ -146,6 +162,7 @@ class ChatSession:
             ids.append(token)
             text = self._decode(ids)
             cut = min((text.find(marker) for marker in self._markers if marker in text), default=None)
+            self.last = self.last[0], text[:cut], len(ids)
             if cut is not None:
                 yield text[:cut].strip()
                 return

@@ -9,7 +9,7 @@ from helpers import ROOT
 
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("scripts/*.py", "data_prep/*/prepare_data.py", "data_prep/*/make_model.py")
+    for pattern in ("scripts/*.py", "data_prep/*/prepare_data.py", "data_prep/*/make_model.py", "data_prep/*/demo.py")
     for path in ROOT.glob(pattern)
 )
 SECONDS = 3.0
