@@ -123,6 +123,17 @@ def test_make_test_runs_everything():
         assert part in lines
 
 
+def test_the_chinese_readme_has_the_same_code_headings_links_and_numbers():
+    chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    for pattern in (r"```.*?```", r"^#+ ", r"^\| -[^\n]*", r"(?<![\w.,/-])-?\d+\.\d{3}(?!\d)"):
+        english, other = (re.findall(pattern, text, re.DOTALL | re.MULTILINE) for text in (README, chinese))
+        assert sorted(other) == sorted(english), pattern
+    links = [set(re.findall(r"\]\(([^)]+)\)", text)) - {"README.md", "README.zh.md"} for text in (README, chinese)]
+    assert links[0] == links[1]
+    flags = [set(re.findall(r"--\w+", text)) for text in (README, chinese)]
+    assert flags[0] == flags[1]
+
+
 def test_every_file_of_the_tree_is_there():
     tree = README.split("## What is where")[1].split("```")[1]
     folder = ""
