@@ -97,8 +97,8 @@ def with_loss_scale(monkeypatch):
         fabric.seed_everything(seed, verbose=False)
         return fabric
 
-    def stepping(fabric, *rest):
-        done = step(fabric, *rest)
+    def stepping(fabric, *rest, **more):
+        done = step(fabric, *rest, **more)
         scales.append((fabric.strategy.precision.scaler.get_scale(), done.fault))
         return done
 
