@@ -240,12 +240,6 @@ def select_rows(rollout: Rollout, rows: Sequence[int], fit: Fit | None = None) -
     if fit is not None:
         prompt, response, longest = 0, fit.response.of(response), fit.text.of(longest)
     index = torch.tensor(filled).to(rollout.scores.device, non_blocking=True)
-    is_row = (torch.arange(len(filled)) < len(rows)).to(index.device, non_blocking=True)
-
-    def sized(value: Tensor, size: int) -> Tensor:
-        value = value[index][:, :size]
-        value = F.pad(value, (0, size - value.shape[1]))
-        return value & is_row[:, None] if value.dtype == torch.bool else value
 
     def cut(name: str) -> Any:
         if name == "samples":
@@ -253,11 +247,20 @@ def select_rows(rollout: Rollout, rows: Sequence[int], fit: Fit | None = None) -
         value = getattr(rollout, name)
         if value.dim() == 1 or name == "part_scores":
             return value[index]
-        return value[index][:, value.shape[1] - prompt :] if name.startswith("prompt") else sized(value, response)
+        return value[index][:, value.shape[1] - prompt :] if name.startswith("prompt") else take(value, index, response)
 
     chosen = Rollout(**{f.name: cut(f.name) for f in dataclasses.fields(Rollout)})
     whole = rollout.texts
-    places = sized(whole.places, response).clamp(max=longest - 1)
-    texts = Texts(sized(whole.ids, longest), sized(whole.mask, longest), places)
+    places = take(whole.places, index, response).clamp(max=longest - 1)
+    texts = Texts(take(whole.ids, index, longest), take(whole.mask, index, longest), places)
+    if len(filled) > len(rows):
+        for mask in (chosen.response_mask, texts.mask):
+            mask[len(rows) :] = False
     vars(chosen).update(lengths=lengths, texts=texts)  # known already, so not to be made again
     return chosen
+
+
+def take(value: Tensor, index: Tensor, size: int) -> Tensor:
+    """A copy of some rows of (B, N), with so many columns: the first, and zeros behind where there are fewer."""
+    rows = value[index][:, :size]
+    return rows if rows.shape[1] == size else F.pad(rows, (0, size - rows.shape[1]))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_stages.args import PPOArgs
@@ -22,7 +21,7 @@ from rlhf_stages.functional.advantages import (
 from rlhf_stages.functional.masking import masked_sum, moments, whiten
 from rlhf_stages.functional.metrics import policy_statistics
 from rlhf_stages.functional.ppo import kl_loss, policy_loss, value_loss
-from rlhf_stages.rollout.collect import Fit, Rollout, select_rows
+from rlhf_stages.rollout.collect import Fit, Rollout, select_rows, take
 from rlhf_stages.value_norm import ValueNorm
 
 
@@ -44,12 +43,7 @@ class Experience:
         size = chosen.response_ids.shape[1]
         filled = rows if fit is None else fit.fill(rows)
         index = torch.tensor(filled).to(self.rewards.device, non_blocking=True)
-
-        def cut(value: Tensor) -> Tensor:
-            value = value[index][:, :size]
-            return F.pad(value, (0, size - value.shape[1]))
-
-        return Experience(chosen, cut(self.rewards), cut(self.advantages), cut(self.returns))
+        return Experience(chosen, *(take(t, index, size) for t in (self.rewards, self.advantages, self.returns)))
 
     def normalized(self, value_norm: ValueNorm | None) -> "Experience":
         """Values and returns on the scale that the critic learns."""
