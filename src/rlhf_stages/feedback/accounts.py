@@ -44,7 +44,7 @@ def read_users(path: Path) -> dict[str, tuple[bytes, bytes]]:
         FileNotFoundError: no such file. ValueError: it holds something else, or nobody.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}; make it with --add_user NAME --auth_file {path}")
+        raise FileNotFoundError(f"no file {path}; make it with --add_user NAME --auth_file {path} of annotate.py")
     users = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         name, *parts = line.split(":")
