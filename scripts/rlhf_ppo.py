@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.value_norm import ValueNorm
 
     # 1. Parents, and the prompts
+    args.check_group(rollout_args.num_return_sequences)
     load_plugins(args.plugins)
     sft_checkpoint, sft_args = parent_checkpoint(args.sft_experiment_dir, stage="sft", flag="--sft_experiment_dir")
     check_model_name(model_args.model_name, sft_args, "--sft_experiment_dir")
@@ -60,8 +61,6 @@ def main(argv: list[str] | None = None) -> Path:
     collate = partial(collate_prompts, pad_token_id=tokenizer.pad_token_id)
     sampler, group_size = make_sampler(rollout_args, tokenizer, model_args.compile), rollout_args.num_return_sequences
     batch_size = args.rollout_mini_batch_size
-    if args.advantage_estimator != "gae" and group_size < 2:
-        raise ValueError(f"--advantage_estimator={args.advantage_estimator} needs --num_return_sequences of at least 2")
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)

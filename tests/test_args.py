@@ -570,10 +570,6 @@ def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
             "--rollout_mini_batch_size 17 is not in 1..--rollout_size 16",
         ),
         ("--rollout_mini_batch_size=0", "--rollout_mini_batch_size lies between"),
-        (
-            "--rollout_size=16 --rollout_mini_batch_size=4 --mini_batch_size=32",
-            "--mini_batch_size 32 is larger than --rollout_size 16",
-        ),
         ("--ppo_epochs=0", "--ppo_epochs lies between"),
         ("--clip_coeff=-1", "--clip_coeff lies between"),
         ("--init_kl_coeff=-1", "--init_kl_coeff lies between"),
@@ -814,3 +810,15 @@ def test_a_negated_flag_with_a_value_does_not_pass_for_success(capsys):
 def test_sampling_flags_are_refused_without_sampling(capsys):
     message = "--top_p only act when sampling, not with --do_sample=False"
     assert message in refused(capsys, "--do_sample=False", "--top_p=0.5", groups=[GenerationArgs])
+
+
+def test_mini_batches_count_responses_and_rollouts_prompts():
+    sizes = ["--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=32"]
+    args = parsed(PPOArgs, *sizes, "--advantage_estimator=rloo")
+    args.check_group(4)
+    with pytest.raises(ValueError, match="--mini_batch_size 32 is larger than --rollout_size 8 x 3 responses"):
+        args.check_group(3)
+    with pytest.raises(ValueError, match="--advantage_estimator=rloo needs --num_return_sequences of at least 2"):
+        args.check_group(1)
+    with pytest.raises(ValueError, match="--mini_batch_size 32 is larger than --rollout_size 8$"):
+        parsed(PPOArgs, *sizes).check_group(1)

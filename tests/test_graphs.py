@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, PPOArgs
 from rlhf_stages.data.collate import Width
-from rlhf_stages.graphs import CudaRecorder, Graphs, map_tensors
+from rlhf_stages.graphs import CudaRecorder, Graphs, capture, map_tensors
 from rlhf_stages.rollout.collect import Fit
 
 from helpers import read_metrics, run_stage
@@ -155,6 +155,20 @@ def test_a_graph_has_the_gradient_of_the_plain_update(tmp_path, kind):
         found = gradients(model)
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=2e-2, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_random_numbers_go_on_where_nothing_could_be_recorded():
+    torch.manual_seed(0)
+    ones = torch.ones(4, device="cuda")
+    expected = torch.rand(2, device="cuda")
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError):
+        capture(lambda: ones.sum().item())
+    torch.testing.assert_close(torch.rand(2, device="cuda"), expected)
+    with pytest.raises(RuntimeError):
+        capture(lambda: torch.rand(2, device="cuda").sum().item())
+    assert not torch.equal(torch.rand(2, device="cuda"), expected)
 
 
 @pytest.mark.gpu

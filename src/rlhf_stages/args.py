@@ -549,15 +549,25 @@ class PPOArgs(FrozenArgs):
         """Peak learning rate, schedule and warm-up steps of the critic."""
         return self.critic_learning_rate, self.critic_lr_schedule, self.critic_lr_warmup_steps
 
+    def check_group(self, group_size: int) -> None:
+        """Refuse a number of responses per prompt that does not go with these flags.
+
+        Raises:
+            ValueError: it does not.
+        """
+        estimator = self.advantage_estimator
+        if estimator != "gae" and group_size < 2:
+            raise ValueError(f"--advantage_estimator={estimator} needs --num_return_sequences of at least 2")
+        samples = self.rollout_size * group_size
+        if self.mini_batch_size > samples:
+            of = f"--rollout_size {self.rollout_size}" + (f" x {group_size} responses" if group_size > 1 else "")
+            raise ValueError(f"--mini_batch_size {self.mini_batch_size} is larger than {of}")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(
             self.rollout_mini_batch_size <= self.rollout_size,
             f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
-        )
-        _require(
-            self.mini_batch_size <= self.rollout_size,
-            f"--mini_batch_size {self.mini_batch_size} is larger than --rollout_size {self.rollout_size}",
         )
         _require(
             not self.normalize_rewards or self.rollout_size >= 8,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 # a loss (0-dim.), and other tensors by name
 Outcome = tuple[Tensor, Mapping[str, Tensor]]
 WARM_UP = 2  # libraries load and kernels are chosen or compiled in the first passes, which cannot be recorded
@@ -96,6 +97,31 @@ class Graphs:
         return _Recorded(own, outcome, replay)
 
 
+def capture(work: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
+    """A CUDA graph of some work, and what the work returned, in tensors that each replay writes anew.
+
+    Args:
+        pool: memory that graphs share which never run at the same time.
+
+    Raises:
+        RuntimeError: the work asks for what cannot be recorded, such as a look at a value.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.get_state()
+    graph: Any = torch.cuda.CUDAGraph()
+    try:
+        # other threads, such as those that load data, go on meanwhile
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = work()
+    except RuntimeError:
+        # PyTorch leaves the generator as if it were still recorded, so that the next random number would be an error
+        fresh = torch.Generator(generator.device)
+        fresh.set_state(state)
+        generator.graphsafe_set_state(fresh.graphsafe_get_state())
+        raise
+    return graph, result
+
+
 class CudaRecorder:
     """Recorder of CUDA graphs that share their memory: one runs at a time, and nothing in it outlasts the replay but
     the gradients, which lie outside, and the outcome."""
@@ -111,11 +137,12 @@ class CudaRecorder:
             for _ in range(WARM_UP):
                 work()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # other threads, such as those that load data, go on meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+
+        def recorded() -> Outcome:
             loss, outputs = work()
-            outcome = (loss.clone(), {name: value.clone() for name, value in outputs.items()})
+            return loss.clone(), {name: value.clone() for name, value in outputs.items()}
+
+        graph, outcome = capture(recorded, self._pool)
         return outcome, graph.replay
 
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from rlhf_stages.args import RolloutArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.functional.masking import length_mask
 from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.graphs import capture
 from rlhf_stages.models.compiling import eager
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.narrow import narrow_copy, refresh
@@ -204,7 +206,8 @@ class SlotGenerator:
         for store, new in ((self.ids, drawn[:, None]), (self.logprobs, logprobs)):
             store.scatter_(1, place, torch.where(self.active[:, None], new, store.gather(1, place)))
         self.counts += self.active
-        self.active &= ~torch.isin(drawn, self.stop_ids) & (self.counts < self.ids.shape[1])
+        stops = (drawn[:, None] == self.stop_ids).any(1)  # isin sorts many of them, which no graph can record
+        self.active &= ~stops & (self.counts < self.ids.shape[1])
         self.tokens.copy_(torch.where(self.active, drawn, self.tokens))
         self.places += self.active
 
@@ -218,10 +221,8 @@ class SlotGenerator:
                     self._step(limit)
         torch.cuda.current_stream().wait_stream(stream)
         for limit in reversed(self.limits):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=next(iter(self.graphs.values())).pool() if self.graphs else None):
-                self._step(limit)
-            self.graphs[limit] = graph
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            self.graphs[limit], _ = capture(partial(self._step, limit), pool)
 
     def probe(self) -> None:
         """Decode two prompts of different lengths, and score the result in one forward.
