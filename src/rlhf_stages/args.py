@@ -699,7 +699,33 @@ class ClassifierArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatArgs(GenerationArgs):
+class SamplerArgs(GenerationArgs):
+    """Sampling of responses by a program that people talk to, on one device."""
+
+    seed: int | None = None  # Seed of the sampling; none: every run differs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
+    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
+    trust_remote_code: bool = flag(False)  # Run code that comes with a model
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageArgs(Args):
+    """A page that is served: where, and to whom."""
+
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 0  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            self.auth_file is not None or self.host in LOCAL_HOSTS,
+            f"--host {self.host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(SamplerArgs):
     """Chat in the terminal."""
 
     # Experiment, one of its checkpoints, model folder or hub id
@@ -710,10 +736,6 @@ class ChatArgs(GenerationArgs):
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
-    seed: int | None = None  # Seed of the sampling; none: every run differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -726,7 +748,7 @@ class ChatArgs(GenerationArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnnotateArgs(GenerationArgs):
+class AnnotateArgs(SamplerArgs, PageArgs):
     """A page on which people rank and score replies."""
 
     # Models that the page offers: experiments, their checkpoints, model folders or hub ids
@@ -740,28 +762,22 @@ class AnnotateArgs(GenerationArgs):
     num_replies: int = 4  # Replies to rank, unless the page says otherwise
     repeat_share: float = 0.1  # Share of the random prompts that are items which somebody else has ranked
     language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8904  # Port to listen on; 0 takes a free one
+    port: int = 8904
     auth_file: str | None = None  # Users and their hashed passwords; who is not in it sees nothing
     add_user: str | None = None  # Ask for a password, put this user into --auth_file, and end
     max_new_tokens: int = 64  # Tokens of a response, EOS included
     top_k: int = 0  # Sample from the k most probable tokens; 0 is off
     num_beams: int = field(default=1, cmd=False)  # No flag: the replies to rank have to differ
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: --num_replies says how many
-    seed: int | None = None  # Seed of the sampling; none: every run differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.do_sample, "--do_sample=False gives the same reply each time, and there is nothing to rank")
         _require(self.add_user is None or self.auth_file is not None, "--add_user needs --auth_file")
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoArgs(GenerationArgs):
+class DemoArgs(SamplerArgs, PageArgs):
     """A page to talk to checkpoints, one or two side by side."""
 
     # Experiment that the page begins with, or a model folder or hub id; none: the newest of --log_dir
@@ -775,17 +791,8 @@ class DemoArgs(GenerationArgs):
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8906  # Port to listen on; 0 takes a free one
-    auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
+    port: int = 8906
     seed: int | None = None  # Seed of each reply; none: every one differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -846,7 +853,7 @@ class ScoreAndStepArgs(RolloutArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareArgs(GenerationArgs):
+class CompareArgs(GenerationArgs, PageArgs):
     """Two models side by side, judged blind by people on a page, or by a program."""
 
     # Two models: experiments, their checkpoints, model folders or hub ids
@@ -863,15 +870,13 @@ class CompareArgs(GenerationArgs):
     report: str = "feedback/comparison.md"  # Markdown file of the result
     num_samples: int = 3  # Pairs of replies that the report shows
     language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8905  # Port to listen on; 0 takes a free one
-    auth_file: str | None = None  # Users and their hashed passwords, see annotate.py
+    port: int = 8905
     max_new_tokens: int = 64  # Tokens of a response, EOS included
     top_k: int = 0  # Sample from the k most probable tokens; 0 is off
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model to each prompt
     mini_batch_size: int = 16  # Prompts per batch of sampling and judging
     seed: int = 42  # Seed of the sampling, the same for both models
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+    trust_remote_code: bool = flag(False)  # Run code that comes with a model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -884,7 +889,6 @@ class CompareArgs(GenerationArgs):
             _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
         changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
         _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -954,13 +958,6 @@ class ReportArgs(Args):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-def _require_users(host: str, auth_file: str | None) -> None:
-    _require(
-        auth_file is not None or host in LOCAL_HOSTS,
-        f"--host {host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
-    )
 
 
 def _changed(args: Any, name: str) -> bool:
