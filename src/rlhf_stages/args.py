@@ -38,7 +38,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
     **dict.fromkeys(("micro_batch_tokens", "packing_length"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
-    **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
+    **dict.fromkeys(
+        ("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts", "num_pairs"), (1, 2**62)
+    ),
     "bootstrap_samples": (100, 10**6),
     "watch": (1, 86400),
     **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
@@ -903,39 +905,42 @@ class ImportGgufArgs(Args):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArgs(Args):
-    """Policies side by side on the same held-out prompts, and a reward model on held-out pairs."""
+    """Policies side by side on the same held-out prompts, and reward models on the same pairs."""
 
-    # Policies: experiments or model folders; KL is to the first
+    # Policies and reward models: experiments, their checkpoints or model folders; KL is to the first policy
     experiment_dirs: list[str] = field(default_factory=list)  # noqa: RUF009
+    use_pretrained: bool = flag(False)  # Also the model that the SFT behind each policy began with, as first column
     data_dir: str = "data"  # Folder written by prepare_data.py
-    rm_experiment_dir: str | None = None  # Reward model that scores the responses
+    rm_experiment_dir: str | None = None  # Reward model that scores the responses; none: the first of --experiment_dirs
     classifier: str | None = None  # Judge of prompt and response together: experiment, model folder or hub id
     classifier_label: str = "positive"  # Its label whose probability is shown
-    # policies: rewards, KL, diversity. dialogue: ROUGE, METEOR, BLEU, intent, perplexity, with confidence intervals
+    # policies: scores, perplexity, KL, diversity. dialogue: also ROUGE, METEOR, BLEU and intent, against the data's own
+    # responses; its prompts are those of fine-tuning
     suite: Literal["policies", "dialogue"] = "policies"
     intent_classifier: str | None = None  # Classifier of what a reply does: experiment, model folder or hub id
     intent_key: str = "act"  # The metadata that name what it should do
     bootstrap_samples: int = 1000  # Resamples of the prompts for the intervals
     gold_score: str | None = None  # Ground truth as path.py:function, called with (prompt, response) -> float
-    split: Literal["train", "validation", "test"] = "test"  # Split of the data
+    split: Literal["train", "validation", "test"] = "test"  # Split of the prompts; reward models see pairs of all three
     num_prompts: int = 200  # Prompts
+    num_pairs: int = 2000  # Preference records of each split for the accuracy of reward models, the first ones
     num_samples: int = 3  # Responses shown side by side
     mini_batch_size: int = 50  # Prompts per batch
     seed: int = 42  # Seed of the sampling
     output: str | None = None  # Also write everything to this JSON file
-    markdown: str | None = None  # Also write the table to this Markdown file
+    markdown: str | None = None  # Also write the tables to this Markdown file
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
-        if self.suite == "dialogue":
-            _require(bool(self.experiment_dirs), "--suite=dialogue compares policies: give --experiment_dirs")
-            policies = [name for name in ("gold_score", "rm_experiment_dir", "classifier") if _changed(self, name)]
-            _require(not policies, f"--{' --'.join(policies)} only act with --suite=policies")
-        else:
-            names = ("intent_classifier", "intent_key", "bootstrap_samples", "markdown")
-            dialogue = [name for name in names if _changed(self, name)]
-            _require(not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
+        needs_policies = [name for name in ("use_pretrained", "gold_score", "classifier") if _changed(self, name)]
+        needs_policies += ["suite=dialogue"] * (self.suite == "dialogue")
+        _require(
+            bool(self.experiment_dirs) or not needs_policies,
+            f"--{' --'.join(needs_policies)} only act on policies: give --experiment_dirs",
+        )
+        dialogue = [name for name in ("intent_classifier", "intent_key") if _changed(self, name)]
+        _require(self.suite == "dialogue" or not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
         _require(
             self.classifier is not None or not _changed(self, "classifier_label"),
             "--classifier_label only acts with --classifier",
