@@ -131,6 +131,11 @@ def write_evaluation(path, prompt="Question: why?"):
         "ppo": [{**reply, "text": f"new {i}", "kl": 2.0, "reward": 0.9, "gold": 0.1 * i} for i in range(9)],
     }
     summary = {n: {"gold score": 0.5, "KL to the reference (nats)": k} for n, k in (("sft", 0.0), ("ppo", 2.0))}
+    whole = {name: {"distinct-2": 0.25} for name in summary}
+    share = {"longer wins": {"value": 0.4, "low": 0.3, "high": 0.5}, "rm": {"value": 0.9, "low": 0.8, "high": 1.0}}
+    accuracy = {"test": {"all pairs": {"n": 1200, "share": share}}}
     args = {"args": {"split": "test", "seed": 42}, "generation": {"temperature": 0.7}}
-    path.write_text(json.dumps({**args, "replies": replies, "summary": summary, "reward_model": {"accuracy": 0.9}}))
+    path.write_text(
+        json.dumps({**args, "replies": replies, "summary": summary, "whole": whole, "reward_accuracy": accuracy})
+    )
     return path

@@ -22,10 +22,12 @@ from rlhf_stages.args import (
     ImportGgufArgs,
     ModelArgs,
     NltkDataArgs,
+    PageArgs,
     PPOArgs,
     ReportArgs,
     RMArgs,
     RolloutArgs,
+    SamplerArgs,
     ScoreAndStepArgs,
     SFTArgs,
     TextDataArgs,
@@ -59,6 +61,8 @@ REQUIRED = {
     ReportArgs: ["e"],
     EvaluateArgs: ["--experiment_dirs", "e"],
     NltkDataArgs: [],
+    PageArgs: [],
+    SamplerArgs: [],
 }
 FLAGS = [
     (group, name)

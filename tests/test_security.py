@@ -15,8 +15,8 @@ from rlhf_stages.cli import run
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.shards import open_shard
 from rlhf_stages.data.tokenizer import load_tokenizer
+from rlhf_stages.evaluation.document import side_by_side
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.evaluation.table import side_by_side
 from rlhf_stages.loop import start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 from rlhf_stages.rollout.samples import load_example_prompt

@@ -38,7 +38,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("eval_iters", "mini_batch_size", "micro_batch_size", "max_new_tokens", "num_beams"), (1, 2**62)),
     **dict.fromkeys(("micro_batch_tokens", "packing_length"), (1, 2**62)),
     **dict.fromkeys(("num_return_sequences", "ppo_epochs", "kl_horizon", "rollout_size", "lora_rank"), (1, 2**62)),
-    **dict.fromkeys(("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts"), (1, 2**62)),
+    **dict.fromkeys(
+        ("rollout_mini_batch_size", "max_prompt_length", "num_samples", "num_prompts", "num_pairs"), (1, 2**62)
+    ),
     "bootstrap_samples": (100, 10**6),
     "watch": (1, 86400),
     **dict.fromkeys(("keep_last", "max_skipped_steps", "context_turns", "minimum_turns"), (1, 2**62)),
@@ -709,7 +711,33 @@ class ClassifierArgs(TrainArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatArgs(GenerationArgs):
+class SamplerArgs(GenerationArgs):
+    """Sampling of responses by a program that people talk to, on one device."""
+
+    seed: int | None = None  # Seed of the sampling; none: every run differs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
+    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
+    trust_remote_code: bool = flag(False)  # Run code that comes with a model
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageArgs(Args):
+    """A page that is served: where, and to whom."""
+
+    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
+    port: int = 0  # Port to listen on; 0 takes a free one
+    auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            self.auth_file is not None or self.host in LOCAL_HOSTS,
+            f"--host {self.host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(SamplerArgs):
     """Chat in the terminal."""
 
     # Experiment, one of its checkpoints, model folder or hub id
@@ -720,10 +748,6 @@ class ChatArgs(GenerationArgs):
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
-    seed: int | None = None  # Seed of the sampling; none: every run differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -736,7 +760,7 @@ class ChatArgs(GenerationArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnnotateArgs(GenerationArgs):
+class AnnotateArgs(SamplerArgs, PageArgs):
     """A page on which people rank and score replies."""
 
     # Models that the page offers: experiments, their checkpoints, model folders or hub ids
@@ -750,28 +774,22 @@ class AnnotateArgs(GenerationArgs):
     num_replies: int = 4  # Replies to rank, unless the page says otherwise
     repeat_share: float = 0.1  # Share of the random prompts that are items which somebody else has ranked
     language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8904  # Port to listen on; 0 takes a free one
+    port: int = 8904
     auth_file: str | None = None  # Users and their hashed passwords; who is not in it sees nothing
     add_user: str | None = None  # Ask for a password, put this user into --auth_file, and end
     max_new_tokens: int = 64  # Tokens of a response, EOS included
     top_k: int = 0  # Sample from the k most probable tokens; 0 is off
     num_beams: int = field(default=1, cmd=False)  # No flag: the replies to rank have to differ
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: --num_replies says how many
-    seed: int | None = None  # Seed of the sampling; none: every run differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.do_sample, "--do_sample=False gives the same reply each time, and there is nothing to rank")
         _require(self.add_user is None or self.auth_file is not None, "--add_user needs --auth_file")
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoArgs(GenerationArgs):
+class DemoArgs(SamplerArgs, PageArgs):
     """A page to talk to checkpoints, one or two side by side."""
 
     # Experiment that the page begins with, or a model folder or hub id; none: the newest of --log_dir
@@ -785,17 +803,8 @@ class DemoArgs(GenerationArgs):
     num_beams: int = field(default=1, cmd=False)  # No flag: a reply that is shown as it comes has no beams
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model
     stop_token: str | None = field(default=None, cmd=False)  # No flag: a chat template has its own
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8906  # Port to listen on; 0 takes a free one
-    auth_file: str | None = None  # Users and their hashed passwords, made by annotate.py --add_user
+    port: int = 8906
     seed: int | None = None  # Seed of each reply; none: every one differs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps or auto
-    precision: Literal["32-true", "bf16-true", "16-true"] = "32-true"  # Precision of weights and compute
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -856,7 +865,7 @@ class ScoreAndStepArgs(RolloutArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareArgs(GenerationArgs):
+class CompareArgs(GenerationArgs, PageArgs):
     """Two models side by side, judged blind by people on a page, or by a program."""
 
     # Two models: experiments, their checkpoints, model folders or hub ids
@@ -873,15 +882,13 @@ class CompareArgs(GenerationArgs):
     report: str = "feedback/comparison.md"  # Markdown file of the result
     num_samples: int = 3  # Pairs of replies that the report shows
     language: Literal["en", "zh"] = "en"  # Of the page; it has a switch
-    host: str = "127.0.0.1"  # Address to listen on; one that others can reach needs --auth_file
-    port: int = 8905  # Port to listen on; 0 takes a free one
-    auth_file: str | None = None  # Users and their hashed passwords, see annotate.py
+    port: int = 8905
     max_new_tokens: int = 64  # Tokens of a response, EOS included
     top_k: int = 0  # Sample from the k most probable tokens; 0 is off
     num_return_sequences: int = field(default=1, cmd=False)  # No flag: one reply of each model to each prompt
     mini_batch_size: int = 16  # Prompts per batch of sampling and judging
     seed: int = 42  # Seed of the sampling, the same for both models
-    trust_remote_code: bool = flag(False)  # Run code that comes with the models
+    trust_remote_code: bool = flag(False)  # Run code that comes with a model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -894,7 +901,6 @@ class CompareArgs(GenerationArgs):
             _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
         changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
         _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
-        _require_users(self.host, self.auth_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -909,39 +915,42 @@ class ImportGgufArgs(Args):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArgs(Args):
-    """Policies side by side on the same held-out prompts, and a reward model on held-out pairs."""
+    """Policies side by side on the same held-out prompts, and reward models on the same pairs."""
 
-    # Policies: experiments or model folders; KL is to the first
+    # Policies and reward models: experiments, their checkpoints or model folders; KL is to the first policy
     experiment_dirs: list[str] = field(default_factory=list)  # noqa: RUF009
+    use_pretrained: bool = flag(False)  # Also the model that the SFT behind each policy began with, as first column
     data_dir: str = "data"  # Folder written by prepare_data.py
-    rm_experiment_dir: str | None = None  # Reward model that scores the responses
+    rm_experiment_dir: str | None = None  # Reward model that scores the responses; none: the first of --experiment_dirs
     classifier: str | None = None  # Judge of prompt and response together: experiment, model folder or hub id
     classifier_label: str = "positive"  # Its label whose probability is shown
-    # policies: rewards, KL, diversity. dialogue: ROUGE, METEOR, BLEU, intent, perplexity, with confidence intervals
+    # policies: scores, perplexity, KL, diversity. dialogue: also ROUGE, METEOR, BLEU and intent, against the data's own
+    # responses; its prompts are those of fine-tuning
     suite: Literal["policies", "dialogue"] = "policies"
     intent_classifier: str | None = None  # Classifier of what a reply does: experiment, model folder or hub id
     intent_key: str = "act"  # The metadata that name what it should do
     bootstrap_samples: int = 1000  # Resamples of the prompts for the intervals
     gold_score: str | None = None  # Ground truth as path.py:function, called with (prompt, response) -> float
-    split: Literal["train", "validation", "test"] = "test"  # Split of the data
+    split: Literal["train", "validation", "test"] = "test"  # Split of the prompts; reward models see pairs of all three
     num_prompts: int = 200  # Prompts
+    num_pairs: int = 2000  # Preference records of each split for the accuracy of reward models, the first ones
     num_samples: int = 3  # Responses shown side by side
     mini_batch_size: int = 50  # Prompts per batch
     seed: int = 42  # Seed of the sampling
     output: str | None = None  # Also write everything to this JSON file
-    markdown: str | None = None  # Also write the table to this Markdown file
+    markdown: str | None = None  # Also write the tables to this Markdown file
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(bool(self.experiment_dirs or self.rm_experiment_dir), "give --experiment_dirs or --rm_experiment_dir")
-        if self.suite == "dialogue":
-            _require(bool(self.experiment_dirs), "--suite=dialogue compares policies: give --experiment_dirs")
-            policies = [name for name in ("gold_score", "rm_experiment_dir", "classifier") if _changed(self, name)]
-            _require(not policies, f"--{' --'.join(policies)} only act with --suite=policies")
-        else:
-            names = ("intent_classifier", "intent_key", "bootstrap_samples", "markdown")
-            dialogue = [name for name in names if _changed(self, name)]
-            _require(not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
+        needs_policies = [name for name in ("use_pretrained", "gold_score", "classifier") if _changed(self, name)]
+        needs_policies += ["suite=dialogue"] * (self.suite == "dialogue")
+        _require(
+            bool(self.experiment_dirs) or not needs_policies,
+            f"--{' --'.join(needs_policies)} only act on policies: give --experiment_dirs",
+        )
+        dialogue = [name for name in ("intent_classifier", "intent_key") if _changed(self, name)]
+        _require(self.suite == "dialogue" or not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
         _require(
             self.classifier is not None or not _changed(self, "classifier_label"),
             "--classifier_label only acts with --classifier",
@@ -964,13 +973,6 @@ class ReportArgs(Args):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-def _require_users(host: str, auth_file: str | None) -> None:
-    _require(
-        auth_file is not None or host in LOCAL_HOSTS,
-        f"--host {host} can be reached by others; name who may with --auth_file (see annotate.py --add_user)",
-    )
 
 
 def _changed(args: Any, name: str) -> bool:

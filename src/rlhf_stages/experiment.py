@@ -244,10 +244,20 @@ def parent_checkpoint(path: str | Path, *, stage: str, flag: str) -> tuple[Path,
 
 def stage_name(checkpoint: Path, taken: Container[str] = ()) -> str:
     """A short name for a checkpoint in tables: its stage, or its folder; numbered where that is taken."""
-    args_file = checkpoint.parent.parent / "args.json"
-    name = str(read_json(args_file).get("stage", checkpoint.name)) if args_file.is_file() else checkpoint.name
-    name = printable(name[:40])
-    number = 2
+    experiment = experiment_of(checkpoint)
+    name = checkpoint.name if experiment is None else read_json(experiment / "args.json").get("stage", checkpoint.name)
+    return unique_name(str(name), taken)
+
+
+def experiment_of(checkpoint: Path) -> Path | None:
+    """The experiment folder that a checkpoint lies in; None for a model folder from elsewhere."""
+    experiment = checkpoint.parent.parent
+    return experiment if checkpoint.parent.name == "checkpoints" and (experiment / "args.json").is_file() else None
+
+
+def unique_name(name: str, taken: Container[str]) -> str:
+    """The name, short enough for a table, numbered where it is taken."""
+    name, number = printable(name[:40]), 2
     unique = name
     while unique in taken:
         unique, number = f"{name}-{number}", number + 1

@@ -193,8 +193,8 @@ def test_the_stages_run_on_the_data(prepared, tmp_path):
     result = load_script("scripts/evaluate.py").main(argv)
     assert result["args"]["classifier"] == str(judge)
     for summary in result["summary"].values():
-        assert 0 < summary["classifier probability"] < 1
-        assert {"repeated token (%)", "distinct-2"} < set(summary)
+        assert 0 < summary["classifier probability"]["value"] < 1
+        assert "repeated token (%)" in summary
 
 
 # ---- configurations

@@ -4,30 +4,17 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from rlhf_stages.args import FabricArgs, ModelArgs
 from rlhf_stages.data.shards import Record
-from rlhf_stages.evaluation.dialogue import human_measures, intent_matches, measures, references_of, response_nll
+from rlhf_stages.evaluation.dialogue import measures, references_of, text_measures
 from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.loop import freeze, start_fabric
-from rlhf_stages.models.loading import load_causal
 
-from helpers import make_tokenizer, save_causal
+from helpers import make_tokenizer
 
 
-class Scripted:
-    """A classifier that finds a question where there is a question mark."""
-
-    labels = ("inform", "question")
-
-    def __init__(self):
-        self.seen = []
-
-    def probabilities(self, texts):
-        self.seen += texts
-        asks = torch.tensor([float("?" in text) for text in texts])
-        return torch.stack([1 - asks, asks], dim=1)
+def asks(prompts, responses, metadata):
+    """Says that a question is one where there is a question mark."""
+    return [float(("?" in r) == (facts["act"] == "question")) for r, facts in zip(responses, metadata, strict=True)]
 
 
 def record(prompt, response, truncated=False, **metadata):
@@ -45,21 +32,6 @@ def total(measure):
     return measure.value(measure.counts.sum(0))
 
 
-def test_nll_is_that_of_each_response_alone(tmp_path):
-    fabric = start_fabric(FabricArgs(accelerator="cpu", devices="1"), seed=1)
-    tokenizer = make_tokenizer()
-    model = freeze(fabric, load_causal(save_causal(tmp_path, "llama"), tokenizer, ModelArgs()))
-    totals, tokens = response_nll(model, RECORDS, tokenizer, fabric, batch_size=2)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    for row, (total_nll, count) in enumerate(zip(totals, tokens, strict=True)):
-        prompt, response = RECORDS[row].prompt.tolist(), RECORDS[row].responses[0].tolist()
-        response = response[:-1] if RECORDS[row].truncated[0] else response  # its EOS says nothing
-        with torch.no_grad():
-            logprobs = plain(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
-        expected = -sum(logprobs[len(prompt) - 1 + t, token].item() for t, token in enumerate(response))
-        assert (count, total_nll) == (len(response), pytest.approx(expected, abs=1e-4))
-
-
 def replies(*texts):
     return [
         Reply(prompt="", text=text, tokens=number + 1, ended=number > 0, kl=0.5 * number, reward=None, gold=None)
@@ -68,16 +40,10 @@ def replies(*texts):
 
 
 def test_measures_of_a_policy(wordnet):
-    found, whole = measures(
-        replies("you want tea?", "the red tea", " "),
-        ([3.0, 4.0, 5.0], [2, 3, 1]),
-        ["do you want tea?", "the red tea", "no"],
-        RECORDS,
-        Scripted(),
-        "act",
-    )
+    given = replies("you want tea?", "the red tea", " ")
+    references = ["do you want tea?", "the red tea", "no"]
+    found, whole = measures(given, references, RECORDS, asks)
     numbers = {name: total(measure) for name, measure in found.items()}
-    assert numbers["perplexity"] == pytest.approx(math.exp(12 / 6))
     assert numbers["intent accuracy"] == 1.0
     assert numbers["rouge1"] == pytest.approx((6 / 7 + 1 + 0) / 3)
     assert 0.5 < numbers["METEOR"] < 1
@@ -85,30 +51,27 @@ def test_measures_of_a_policy(wordnet):
     assert numbers["SacreBLEU"] == pytest.approx(math.exp(1 - 9 / 7))
     assert numbers["mean length (words)"] == pytest.approx(6 / 3)
     assert numbers["mean length (tokens)"] == pytest.approx(2)
-    assert numbers["KL to the first (nats)"] == pytest.approx(0.5)
-    assert numbers["empty replies (%)"] == pytest.approx(100 / 3)
-    assert numbers["cut-off replies (%)"] == pytest.approx(100 / 3)
+    assert numbers["KL to the reference (nats)"] == pytest.approx(0.5)
     assert whole == {"distinct-1": 1.0, "distinct-2": 1.0}
-    without, _ = measures(replies("a"), ([1.0], [1]), ["a"], RECORDS[:1], None, "act")
+    without, _ = measures(given[:1], references[:1], RECORDS[:1], None)
     assert "intent accuracy" not in without
 
 
 def test_humans_have_what_needs_no_reference():
-    found, whole = human_measures(["do you?", "no no no", "?"], RECORDS, Scripted(), "act")
+    found, whole = text_measures(["", "", ""], ["do you?", "no no no", "?"], RECORDS, asks)
     assert {name: total(m) for name, m in found.items()} == pytest.approx(
         {"mean length (words)": 2.0, "intent accuracy": 2 / 3}
     )
     assert whole["distinct-1"] == pytest.approx(4 / 6)
 
 
-def test_the_classifier_reads_the_last_utterance_and_the_reply():
-    classifier = Scripted()
-    assert intent_matches(["what?", "so?", "so"], RECORDS, classifier, "act") == [1.0, 0.0, 1.0]
-    assert classifier.seen == ["Hi.\nwhat?", "Well.\nso?", "\nso"]
-    with pytest.raises(ValueError, match="'mood' is None, which is not among"):
-        intent_matches(["a", "b", "c"], RECORDS, classifier, "mood")
-    with pytest.raises(ValueError, match="'act' is 'shout'"):
-        intent_matches(["a"], [record([1], [2], act="shout")], classifier, "act")
+def test_intent_is_that_of_prompt_response_and_metadata():
+    def judge(*seen):
+        assert seen == (["", ""], ["a b", "c"], [RECORDS[0].metadata, RECORDS[1].metadata])
+        return [1.0, 0.0]
+
+    found, _ = text_measures(["", ""], ["a b", "c"], RECORDS[:2], judge)
+    assert total(found["intent accuracy"]) == 0.5
 
 
 def test_references_are_the_first_responses():

@@ -5,7 +5,7 @@ import torch
 
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.evaluation.policies import Reply, policy_replies, reward_accuracy, summarize, with_probabilities
+from rlhf_stages.evaluation.policies import Reply, measures, policy_replies, with_probabilities
 from rlhf_stages.loop import freeze, start_fabric
 from rlhf_stages.models.loading import load_causal, load_scalar
 
@@ -94,73 +94,46 @@ def test_a_policy_has_no_kl_to_itself(tmp_path, fabric, shard):
     assert [(reply.kl, reply.reward, reply.gold) for reply in replies] == [(0.0, None, None)]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-@torch.no_grad()
-def test_accuracy_against_single_texts(tmp_path, fabric, kind):
-    writer = ShardWriter()
-    for prompt, *responses in (
-        ([1, 5, 6], [20, 21, 2], [22, 2], [4, 5, 2]),
-        ([1, 7], [23, 2], [24, 25, 26, 2]),
-        ([1, 8, 9, 10, 11], [27, 2], [28, 2]),
-    ):
-        writer.add(prompt, responses)
-    writer.save(tmp_path / "lists.pt")
-    shard = open_shard(tmp_path / "lists.pt")
-    reward_model = load_reward(fabric, tmp_path / "c", kind)
-    right = in_order = 0
-    for record in shard:
-        scores = [reward_model.hf(record.sequence(k)[None]).logits.item() for k in range(len(record.responses))]
-        wins = [scores[i] > scores[j] for i in range(len(scores)) for j in range(i + 1, len(scores))]
-        right += sum(wins)
-        in_order += all(wins)
-    for batch_size in (1, 2, 50):
-        result = reward_accuracy(reward_model, shard, make_tokenizer(), fabric, batch_size)
-        # the first list has 3 pairs, and only in it is a better text the longer one: than the second
-        expected = {"pairs": 5, "accuracy": right / 5, "longer_wins": 1 / 5, "lists": 3, "order_accuracy": in_order / 3}
-        assert result == pytest.approx(expected)
-
-
-def test_a_tie_is_wrong(fabric, shard):
-    assert (
-        reward_accuracy(lambda ids, mask: torch.zeros(ids.shape), shard, make_tokenizer(), fabric, 2)["accuracy"] == 0
-    )
-
-
 def reply(text, tokens=2, ended=True, kl=0.0, reward=None, gold=None, **more):
     return Reply("p", text, tokens, ended, kl, reward, gold, **more)
 
 
-def test_summary_by_hand():
-    replies = [
-        reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0, probability=0.9),
-        reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0, probability=0.0),
-        reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5, repeats=True, probability=0.4),
-        reply("a b", 4, True, -1.0, reward=1.0, gold=0.5, repeats=True, probability=0.1),
-    ]
-    assert summarize(replies) == {
-        "gold score": 0.5,
-        "reward-model score": 1.0,
-        "classifier probability": pytest.approx(0.35),
-        "KL to the reference (nats)": 2.0,
-        "mean length (tokens)": 4.0,
-        "distinct-2": 4 / 6,  # ab bc ab bd de ab
-        "repeated token (%)": 50.0,
-        "empty replies (%)": 25.0,
-        "cut-off replies (%)": 25.0,
-    }
-    assert not {"gold score", "reward-model score", "classifier probability"} & set(summarize([reply("a b")]))
+REPLIES = [
+    reply("a b c", 4, True, 1.0, reward=0.0, gold=1.0, probability=0.9),
+    reply(" ", 1, True, 2.0, reward=-3.0, gold=0.0, probability=0.0),
+    reply("a b d e", 7, False, 6.0, reward=6.0, gold=0.5, repeats=True, probability=0.4),
+    reply("a b", 4, True, -1.0, reward=1.0, gold=0.5, repeats=True, probability=0.1),
+]
 
 
-def test_the_classifier_reads_prompt_and_response():
-    class Judge:
-        labels = ("negative", "positive")
+@pytest.mark.parametrize("each", [1, 2])
+def test_measures_by_hand(each):
+    found, whole = measures(REPLIES, each)
+    assert {name: measure.value(measure.counts.sum(0)) for name, measure in found.items()} == pytest.approx(
+        {
+            "gold score": 0.5,
+            "reward-model score": 1.0,
+            "classifier probability": 0.35,
+            "KL to the reference (nats)": 2.0,
+            "mean length (tokens)": 4.0,
+            "repeated token (%)": 50.0,
+            "empty replies (%)": 25.0,
+            "cut-off replies (%)": 25.0,
+        }
+    )
+    assert whole == {"distinct-1": 5 / 9, "distinct-2": 4 / 6}  # a b c d e of nine; ab bc bd de of ab bc ab bd de ab
+    # what is resampled are prompts, with all their replies
+    assert found["gold score"].counts.tolist() == ([[1, 1], [0, 1], [0.5, 1], [0.5, 1]], [[1, 2], [1, 2]])[each - 1]
 
-        def probabilities(self, texts):
-            assert texts == ["p good", "p bad"]
-            return torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+
+def test_what_nothing_gave_is_no_measure():
+    assert not {"gold score", "reward-model score", "classifier probability"} & set(measures([reply("a b")])[0])
+
+
+def test_the_classifier_reads_prompts_and_responses():
+    def judge(prompts, responses, metadata):
+        assert (prompts, responses, metadata) == (["p", "p"], [" good", " bad"], [{}, {}])
+        return [0.75, 0.0]
 
     replies = [reply(" good"), reply(" bad")]
-    for label, expected in (("positive", [0.75, 0.0]), ("negative", [0.25, 1.0])):
-        assert [r.probability for r in with_probabilities(replies, Judge(), label)] == expected
-    with pytest.raises(ValueError, match="knows no label 'fine', but negative, positive"):
-        with_probabilities(replies, Judge(), "fine")
+    assert [r.probability for r in with_probabilities(replies, judge)] == [0.75, 0.0]

@@ -34,9 +34,11 @@ from rlhf_stages.data.rank_lists import read_rank_lists
 from rlhf_stages.data.readers import BadLine
 from rlhf_stages.data.shards import FORMAT_VERSION, ShardWriter, open_shard
 from rlhf_stages.data.tokenizer import load_tokenizer
+from rlhf_stages.evaluation.bootstrap import with_intervals
+from rlhf_stages.evaluation.document import side_by_side
 from rlhf_stages.evaluation.gold import load_score
-from rlhf_stages.evaluation.policies import Reply, summarize
-from rlhf_stages.evaluation.table import comparison_table, side_by_side
+from rlhf_stages.evaluation.policies import Reply, measures
+from rlhf_stages.evaluation.table import interval_table
 from rlhf_stages.experiment import parent_checkpoint, stage_name
 from rlhf_stages.models.start import check_model_name
 from rlhf_stages.rollout.samples import load_example_prompt
@@ -634,7 +636,8 @@ def read_gold(path: Path) -> None:
     gold = _score(f"{path}:score")("a", "b")
     assert type(gold) is float
     reply = Reply(prompt="a", text="b", tokens=1, ended=True, kl=0.0, reward=None, gold=gold)
-    comparison_table({"ppo": summarize([reply, reply])})
+    found, whole = measures([reply, reply])
+    interval_table(with_intervals({"ppo": found}, 10, seed=0), {"ppo": whole}, 10, markdown=False)
     side_by_side({"ppo": [reply]}, 1)
 
 

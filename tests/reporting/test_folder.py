@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_stages.experiment import digest
 from rlhf_stages.reporting.folder import experiments_in, read_run
-from rlhf_stages.reporting.lineage import parents_of, titles, with_ancestors
+from rlhf_stages.reporting.lineage import base_models, parents_of, titles, with_ancestors
 from rlhf_stages.reporting.numbers import Numbers, read_numbers, thinned
 
 from report_folders import SFT_DIGEST, write_checkpoint, write_ppo, write_run, write_sft
@@ -169,6 +169,40 @@ def test_a_run_that_claims_to_be_its_own_parent_ends(tmp_path):
     args["parents"] = {"sft": {"path": str(ppo / "checkpoints" / "step-000010")}, "rm": "nonsense"}
     (ppo / "args.json").write_text(json.dumps(args))
     assert len(with_ancestors([ppo])) == 1
+
+
+def test_the_base_model_is_that_of_the_first_sft(tmp_path):
+    sft = write_sft(tmp_path / "here" / "toy" / "tiny" / "sft")
+    args = json.loads((sft / "args.json").read_text())
+    args["model_args"]["model_name"] = "hub/base"
+    (sft / "args.json").write_text(json.dumps(args))
+    write_ppo(tmp_path / "here" / "toy" / "tiny" / "ppo", 10, sft)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    folder = tmp_path / "there" / "toy" / "tiny"
+    checkpoints = [folder / "ppo" / "checkpoints" / "step-000010", folder / "sft" / "checkpoints" / "step-000100"]
+    elsewhere = tmp_path / "model"
+    assert base_models([*checkpoints, elsewhere]) == ["hub/base"]
+    assert base_models([elsewhere]) == []
+    # what is compared anyway is not added
+    args["model_args"]["model_name"] = str(tmp_path / "there" / ".." / "model")
+    (folder / "sft" / "args.json").write_text(json.dumps(args))
+    assert base_models([*checkpoints, elsewhere]) == []
+    shutil.rmtree(folder / "sft")
+    with pytest.raises(ValueError, match=r"ppo was made from .*step-000100: not there any more"):
+        base_models(checkpoints[:1])
+
+
+def test_a_base_model_that_nobody_knows(tmp_path):
+    ppo = write_ppo(tmp_path / "toy" / "tiny" / "ppo", 10)
+    args = json.loads((ppo / "args.json").read_text())
+    args["model_args"]["model_name"] = None
+    (ppo / "args.json").write_text(json.dumps(args))
+    with pytest.raises(ValueError, match=r"does not say which model it began with \(model_name: None\)"):
+        base_models([ppo / "checkpoints" / "step-000010"])
+    args["parents"] = {"sft": {"path": str(ppo / "checkpoints" / "step-000010")}}  # its own parent
+    (ppo / "args.json").write_text(json.dumps(args))
+    with pytest.raises(ValueError, match="what that began with is unknown"):
+        base_models([ppo / "checkpoints" / "step-000010"])
 
 
 def test_titles_say_as_much_as_is_needed(tmp_path):

@@ -197,8 +197,8 @@ def test_dpo_that_makes_the_better_responses_less_likely():
 
 def test_an_evaluation_shows_the_first_texts_and_the_largest_losses(tmp_path):
     found = read_evaluation(write_evaluation(tmp_path / "e.json"))
-    assert found.policies["ppo"] == {"gold score": 0.5, "KL to the reference (nats)": 2.0}
-    assert found.reward_model == {"accuracy": 0.9}
+    assert found.policies["ppo"] == {"gold score": 0.5, "KL to the reference (nats)": 2.0, "distinct-2": 0.25}
+    assert found.reward_accuracy == {"test": {"all pairs": {"n": 1200.0, "longer wins": 0.4, "rm": 0.9}}}
     assert found.settings == "test split, temperature 0.7, seed 42"
     # gold of the new ones is 0.1 * i against 0.5: beyond the first five none is worse
     assert [row.texts[1].text for row in found.comparisons] == ["new 0", "new 1", "new 2", "new 3", "new 4"]

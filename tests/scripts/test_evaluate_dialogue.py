@@ -34,11 +34,11 @@ def test_policies_are_compared_with_the_datas_responses(tiny_run, tmp_path, caps
         assert column["METEOR"]["low"] <= column["METEOR"]["value"] <= column["METEOR"]["high"]
         assert math.isfinite(column["perplexity"]["value"])
     assert base["METEOR"]["change"] == pytest.approx(base["METEOR"]["value"] - sft["METEOR"]["value"])
-    assert base["KL to the first (nats)"]["value"] != 0
+    assert base["KL to the reference (nats)"]["value"] != 0
     assert list(human) == ["mean length (words)"]
     output, page = capsys.readouterr().out, (tmp_path / "t.md").read_text()
     settings = "5 held-out prompts (test split); temperature 1, top-k 50, top-p 1, 0 to 6 tokens, seed 42"
-    assert settings in output
+    assert settings in " ".join(output.split())
     assert settings in page
     assert f"| METEOR | {sft['METEOR']['value']:.3f} ±" in page
     assert json.loads((tmp_path / "t.json").read_text())["whole"] == results["whole"]
@@ -50,7 +50,7 @@ def test_one_prompt_is_a_table_without_intervals(tiny_run, wordnet, capsys):
     assert list(first["perplexity"]) == ["value"]
     assert second["perplexity"].keys() == {"value", "change"}
     output = capsys.readouterr().out
-    assert "one prompt says nothing of how far others are from it: no intervals" in output
+    assert "replies: one record of" in output
     assert "±" not in output
     assert "nan" not in output
 
@@ -61,10 +61,6 @@ def test_what_the_suite_cannot_do(tiny_run, tmp_path, capsys, wordnet):
     classifier = save_classifier(tmp_path / "c", num_labels=2, **NAMES)
     with pytest.raises(ValueError, match="'act' is None, which is not among the classifier's labels inform, question"):
         evaluate(tiny_run, f"--intent_classifier={classifier}", "--num_prompts=2")
-    for flag in ("--gold_score=a.py:b", f"--rm_experiment_dir={tiny_run.rm}"):
-        with pytest.raises(SystemExit):
-            evaluate(tiny_run, flag)
-        assert "only act with --suite=policies" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        evaluate(tiny_run, "--suite=policies", "--markdown=x.md")
+        evaluate(tiny_run, "--suite=policies", "--intent_key=x")
     assert "only act with --suite=dialogue" in capsys.readouterr().err

@@ -121,10 +121,12 @@ def test_evaluate_reads_an_encoder_and_ranked_lists(lists, tiny_run, tmp_path):
     )  # fmt: skip
     rows = scores_of(rm, open_shard(lists.data / "preference_test.pt"))
     pairs = [(row[i], row[j]) for row in rows for i in range(len(row)) for j in range(i + 1, len(row))]
-    found = results["reward_model"]
-    assert (found["pairs"], found["lists"]) == (len(pairs), 7)
-    assert found["accuracy"] == pytest.approx(sum(a > b for a, b in pairs) / len(pairs))
-    assert found["order_accuracy"] == sum(all(a > b for a, b in pairwise(row)) for row in rows) / 7
+    found = results["reward_accuracy"]["test"]
+    every, order = found["all pairs"], found["whole lists in order"]
+    assert (every["n"], order["n"]) == (len(pairs), 7)
+    assert every["share"]["rm"]["value"] == pytest.approx(sum(a > b for a, b in pairs) / len(pairs))
+    in_order = sum(all(a > b for a, b in pairwise(row)) for row in rows)
+    assert order["share"]["rm"]["value"] == pytest.approx(in_order / 7)
     model = AutoModelForSequenceClassification.from_pretrained(resolve_checkpoint(rm)).eval()
     assert all(isinstance(reply["reward"], float) for reply in results["replies"]["sft"])
     assert model.config.num_labels == 1

@@ -772,7 +772,7 @@ def test_dpo_is_a_policy_to_chat_with_and_to_evaluate(tiny_run, tmp_path):
     assert [turn["role"] for turn in session.history] == ["user", "assistant"]
     argv = [f"--data_dir={tiny_run.data}", "--num_prompts=3", "--max_new_tokens=4", "--accelerator=cpu"]
     results = load_script("scripts/evaluate.py").main([*argv, "--experiment_dirs", str(tiny_run.sft), str(dpo)])
-    kl = {name: summary["KL to the reference (nats)"] for name, summary in results["summary"].items()}
+    kl = {name: summary["KL to the reference (nats)"]["value"] for name, summary in results["summary"].items()}
     assert kl.keys() == {"sft", "dpo"}
     assert kl["sft"] == 0 != kl["dpo"]
 
@@ -810,18 +810,22 @@ def test_evaluate_compares_policies_on_the_same_prompts(tiny_run, tmp_path, lear
         ]
     )  # fmt: skip
     assert list(results["summary"]) == ["sft", "ppo"]
-    assert results["summary"]["sft"]["KL to the reference (nats)"] == 0
-    assert results["summary"]["ppo"]["KL to the reference (nats)"] != 0
+    assert results["summary"]["sft"]["KL to the reference (nats)"]["value"] == 0
+    assert results["summary"]["ppo"]["KL to the reference (nats)"]["value"] != 0
     shard = open_shard(tiny_run.data / "finetune_test.pt")
     prompts = [make_tokenizer().decode(shard[i].prompt[1:]) for i in range(5)]
     for name, summary in results["summary"].items():
         replies = results["replies"][name]
         assert [reply["prompt"] for reply in replies] == prompts
-        assert summary["gold score"] == pytest.approx(sum(len(reply["text"]) for reply in replies) / 5)
-    assert results["reward_model"]["pairs"] == 8
+        assert summary["gold score"]["value"] == pytest.approx(sum(len(reply["text"]) for reply in replies) / 5)
+    assert {split: rows["all pairs"]["n"] for split, rows in results["reward_accuracy"].items()} == {
+        "train": 24,
+        "validation": 8,
+        "test": 8,
+    }
     output = capsys.readouterr().out
     assert "toy: 5 held-out prompts (test split)" in output
-    assert "reward model: accuracy" in output
+    assert "test: all pairs" in output
     assert json.loads((tmp_path / "out.json").read_text())["summary"] == results["summary"]
 
 

@@ -33,6 +33,10 @@ Item_co = TypeVar("Item_co", covariant=True)
 Size = tuple[int, int]  # Texts that a record brings to a forward pass, and tokens of the longest of them
 
 
+class EmptyShardError(ValueError):
+    """A shard without records."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One prompt and its responses, best first, as int64 ids.
@@ -230,7 +234,8 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None,
 
     Raises:
         FileNotFoundError: there is no such shard.
-        ValueError: the file is damaged, empty of records, of another version, or of another kind than asked for.
+        EmptyShardError: it holds no records.
+        ValueError: the file is damaged, of another version, or of another kind than asked for.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no shard {path}; data_prep/<dataset>/prepare_data.py writes it (see its --stage)")
@@ -246,7 +251,7 @@ def open_shard(path: Path, *, responses: int = 0, vocab_size: int | None = None,
     else:
         shard = Shard(check_columns(content, path), None, path, responses)
     if len(shard) == 0:
-        raise ValueError(f"{path} holds no records; look at the counts in {path.parent / 'args.json'}")
+        raise EmptyShardError(f"{path} holds no records; look at the counts in {path.parent / 'args.json'}")
     counts = shard._columns["record_offsets"].diff() - 1
     if int(counts.min()) < responses:
         raise ValueError(

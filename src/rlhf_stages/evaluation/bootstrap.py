@@ -5,7 +5,6 @@ Legend: N prompts, S resamples, K columns.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +23,11 @@ class Measure:
     value: Callable[[Tensor], float]
 
 
-def mean_of(values: Sequence[float], scale: float = 1.0) -> Measure:
-    """The mean of a value for each prompt."""
-    column = torch.tensor(values, dtype=torch.float64)
-    return Measure(torch.stack([column, torch.ones_like(column)], dim=1), lambda sums: scale * float(sums[0] / sums[1]))
+def mean_of(values: Sequence[float], scale: float = 1.0, each: int = 1) -> Measure:
+    """The mean of `each` values for each prompt, those of a prompt one after the other."""
+    column = torch.tensor(values, dtype=torch.float64).view(-1, each)
+    counts = torch.stack([column.sum(1), torch.ones_like(column).sum(1)], dim=1)
+    return Measure(counts, lambda sums: scale * float(sums[0] / sums[1]))
 
 
 def ratio_of(numerators: Sequence[float], denominators: Sequence[float], of: Callable[[float], float]) -> Measure:
@@ -45,16 +45,20 @@ def resample(prompts: int, samples: int, seed: int) -> Tensor:
     )
 
 
-def with_intervals(columns: Mapping[str, Mapping[str, Measure]], weights: Tensor) -> dict[str, dict[str, Any]]:
+def with_intervals(
+    columns: Mapping[str, Mapping[str, Measure]], samples: int, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
     """Each measure of each column with the percentile interval of its resamples (Efron 1979), and how far it is from
-    that of the first column, on the same resamples.
+    that of the first column, on the same resamples. All measures are of the same prompts.
 
     Returns:
         {column: {measure: {"value", "low", "high", "change", "change_low", "change_high"}}}; the change is missing in
         the first column, and where that one lacks the measure. One prompt has values, and no intervals.
     """
+    prompts = next((len(m.counts) for measures in columns.values() for m in measures.values()), 1)
+    weights = resample(prompts, samples, seed)
     first: dict[str, tuple[float, Tensor]] = {}
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, dict[str, float]]] = {}
     for number, (column, measures) in enumerate(columns.items()):
         table[column] = {}
         for name, measure in measures.items():
@@ -65,7 +69,7 @@ def with_intervals(columns: Mapping[str, Mapping[str, Measure]], weights: Tensor
                 first[name] = value, draws
             elif name in first:
                 entry["change"] = value - first[name][0]
-            if weights.shape[1] > 1:
+            if prompts > 1:
                 entry["low"], entry["high"] = interval(draws)
                 if "change" in entry:
                     entry["change_low"], entry["change_high"] = interval(draws - first[name][1])

@@ -1,6 +1,6 @@
 """Policies compared on the same prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +9,11 @@ from lightning.fabric import Fabric
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import GenerationArgs
-from rlhf_stages.data.collate import collate_preference, collate_prompts
-from rlhf_stages.data.shards import Record, Shard
-from rlhf_stages.functional.losses import score_at
+from rlhf_stages.data.collate import collate_prompts
+from rlhf_stages.data.shards import Record
+from rlhf_stages.evaluation.bootstrap import Measure, mean_of
 from rlhf_stages.functional.masking import masked_sum
-from rlhf_stages.functional.metrics import order_accuracy
 from rlhf_stages.functional.tokens import gather_logprobs
-from rlhf_stages.models.classifier import TextClassifier
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plan import to_device
@@ -25,6 +23,8 @@ from rlhf_stages.rollout.texts import text_of
 from rlhf_stages.text_metrics import distinct_n, repeats_a_token
 
 GoldScore = Callable[[str, str], float]
+# what a classifier says of each response, from prompts, responses and the metadata of their records
+Judge = Callable[[Sequence[str], Sequence[str], Sequence[Mapping[str, Any]]], list[float]]
 
 
 @dataclass(frozen=True)
@@ -97,65 +97,33 @@ def policy_replies(
     return replies
 
 
-def with_probabilities(replies: Sequence[Reply], classifier: TextClassifier, label: str) -> list[Reply]:
-    """The replies with the probability that each, behind its prompt, is of a kind.
+def with_probabilities(replies: Sequence[Reply], judge: Judge) -> list[Reply]:
+    """The replies with what a classifier says of each."""
+    found = judge([reply.prompt for reply in replies], [reply.text for reply in replies], [{}] * len(replies))
+    return [replace(reply, probability=p) for reply, p in zip(replies, found, strict=True)]
 
-    Raises:
-        ValueError: the classifier does not know the label.
+
+def measures(replies: Sequence[Reply], each: int = 1) -> tuple[dict[str, Measure], dict[str, float]]:
+    """What there is to say of a policy's replies, `each` to a prompt, without a reference: measures that can be
+    resampled by prompt, and numbers of the whole set. Rewards, gold and probabilities only where they were given.
     """
-    if label not in classifier.labels:
-        raise ValueError(f"--classifier knows no label {label!r}, but {', '.join(classifier.labels)}")
-    found = classifier.probabilities([reply.prompt + reply.text for reply in replies])[
-        :, classifier.labels.index(label)
-    ]
-    return [replace(reply, probability=p) for reply, p in zip(replies, found.tolist(), strict=True)]
-
-
-def summarize(replies: Sequence[Reply]) -> dict[str, float]:
-    """Means over the replies; rewards, gold and probabilities only where they were given."""
-    count = len(replies)
-    summary = {}
-    if replies[0].gold is not None:
-        summary["gold score"] = sum(r.gold or 0.0 for r in replies) / count
-    if replies[0].reward is not None:
-        summary["reward-model score"] = sum(r.reward or 0.0 for r in replies) / count
-    if replies[0].probability is not None:
-        summary["classifier probability"] = sum(r.probability or 0.0 for r in replies) / count
-    return summary | {
-        "KL to the reference (nats)": sum(r.kl for r in replies) / count,
-        "mean length (tokens)": sum(r.tokens for r in replies) / count,
-        "distinct-2": distinct_n([r.text for r in replies], 2),
-        "repeated token (%)": 100 * sum(r.repeats for r in replies) / count,
-        "empty replies (%)": 100 * sum(not r.text.strip() for r in replies) / count,
-        "cut-off replies (%)": 100 * sum(not r.ended for r in replies) / count,
+    scores = {
+        "gold score": [reply.gold for reply in replies],
+        "reward-model score": [reply.reward for reply in replies],
+        "classifier probability": [reply.probability for reply in replies],
     }
-
-
-@torch.no_grad()
-def reward_accuracy(
-    reward_model: Any, shard: Shard, tokenizer: PreTrainedTokenizerBase, fabric: Fabric, batch_size: int
-) -> dict[str, float]:
-    """Of the pairs of a preference shard: how many, the share whose better text scores higher, and the share whose
-    better text is the longer one, which is what a reward model that only counts tokens would reach; of its lists: how
-    many, and the share whose scores stand in exact order.
-    """
-    right = longer = pairs = 0
-    in_order = 0.0
-    for start in range(0, len(shard), batch_size):
-        records = [shard[i] for i in range(start, min(start + batch_size, len(shard)))]
-        batch = collate_preference(records, pad_token_id=int(tokenizer.pad_token_id))
-        with fabric.autocast():
-            scores = reward_model(batch.input_ids.to(fabric.device), batch.attention_mask.to(fabric.device)).cpu()
-        ends = score_at(scores, batch.lengths)
-        right += int((ends[batch.better] > ends[batch.worse]).sum())
-        longer += int((batch.lengths[batch.better] > batch.lengths[batch.worse]).sum())
-        pairs += len(batch.better)
-        share, lists = order_accuracy(ends[batch.better], ends[batch.worse], batch.lists)
-        in_order += float(share * lists)
-    return {
-        "pairs": pairs,
-        "accuracy": right / pairs,
-        "longer_wins": longer / pairs,
-        "lists": len(shard),
-        "order_accuracy": in_order / len(shard),
+    found = {name: mean_of(given, each=each) for name, values in scores.items() if (given := _given(values))}
+    texts = [reply.text for reply in replies]
+    found["KL to the reference (nats)"] = mean_of([reply.kl for reply in replies], each=each)
+    found["mean length (tokens)"] = mean_of([reply.tokens for reply in replies], each=each)
+    shares = {
+        "repeated token (%)": [reply.repeats for reply in replies],
+        "empty replies (%)": [not text.strip() for text in texts],
+        "cut-off replies (%)": [not reply.ended for reply in replies],
     }
+    found |= {name: mean_of(values, scale=100, each=each) for name, values in shares.items()}
+    return found, {f"distinct-{n}": distinct_n(texts, n) for n in (1, 2)}
+
+
+def _given(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

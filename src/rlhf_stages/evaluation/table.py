@@ -1,96 +1,112 @@
-"""Results as text."""
+"""Tables, as aligned text and as Markdown."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rlhf_stages.args import EvaluateArgs, GenerationArgs
-from rlhf_stages.evaluation.policies import Reply
-from rlhf_stages.terminal import printable
+from rlhf_stages.evaluation.reward_accuracy import ALL
+from rlhf_stages.terminal import COLUMNS, without_links
 
 _CHANGES = ("change", "change_low", "change_high")
-
-
-def comparison_table(columns: Mapping[str, Mapping[str, float]]) -> str:
-    """A row per number, a column per policy."""
-    rows = list(next(iter(columns.values())))
-    label = max(map(len, rows))
-    widths = [max(len(name), 9) for name in columns]
-    lines = [" " * label + "".join(f"  {name:>{w}}" for name, w in zip(columns, widths, strict=True))]
-    for row in rows:
-        values = "".join(f"  {column[row]:{w}.3f}" for column, w in zip(columns.values(), widths, strict=True))
-        lines.append(f"{row:{label}}{values}")
-    return "\n".join(lines)
+Columns = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def interval_table(
-    columns: Mapping[str, Mapping[str, Mapping[str, float]]], whole: Mapping[str, Mapping[str, float]], markdown: bool
-) -> str:
-    """A row per measure, a column per policy: the value, half the width of its interval, and the change to the first.
+    columns: Columns, whole: Mapping[str, Mapping[str, float]], samples: int, markdown: bool
+) -> tuple[str, str]:
+    """A row per measure, a column per policy: the value, half the width of its interval, and the change from the first.
 
     Args:
         columns: as `with_intervals` gives them.
         whole: numbers of a column that have no interval.
-        markdown: a Markdown table, else aligned text.
+        samples: how many resamples the intervals are of.
+        markdown: a Markdown table; else aligned text, where a mark stands for the change if there is no room.
+
+    Returns:
+        The table, and what its signs mean; that is empty where there are no intervals.
     """
+    rows = _rows(columns, whole, brief=False)
+    is_brief = not markdown and _width(rows) > COLUMNS
+    table = _markdown(rows) if markdown else _aligned(_rows(columns, whole, is_brief))
+    return table, _legend(columns, samples, is_brief)
+
+
+def accuracy_table(splits: Mapping[str, Mapping[str, Mapping[str, Any]]], markdown: bool) -> str:
+    """A row per split and group of pairs, a column per reward model, as `accuracy_rows` gives them."""
+    rows = [["", "n", *splits[next(iter(splits))][ALL]["share"]]]
+    for split, groups in splits.items():
+        for name, group in groups.items():
+            label = f"{split}: {name}" if name == ALL or markdown else f"  {name}"
+            shares = [f"{s['value']:.3f} ({s['low']:.3f}-{s['high']:.3f})" for s in group["share"].values()]
+            rows.append([label, f"{group['n']:,}", *shares])
+    return _markdown(rows) if markdown else _aligned(rows)
+
+
+def _rows(columns: Columns, whole: Mapping[str, Mapping[str, float]], brief: bool) -> list[list[str]]:
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     names += list(dict.fromkeys(name for column in whole.values() for name in column))
-    first = next(iter(columns))
-    rows = [["", *columns]]
+    rows = [["", *(f"{column}  " if brief else column for column in columns)]]
     for name in names:
         row = [name]
         for column, measures in columns.items():
             if name in whole.get(column, {}):
-                row.append(f"{whole[column][name]:.3f}")
+                row.append(f"{whole[column][name]:.3f}" + "  " * brief)
             elif name in measures:
-                row.append(_with_change(measures[name], columns[first].get(name)))
+                row.append(_cell(measures[name], brief))
             else:
-                row.append("-" if markdown else "")
+                row.append("-" + "  " * brief)
         rows.append(row)
-    if markdown:
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return rows
+
+
+def _cell(entry: Mapping[str, float], brief: bool) -> str:
+    text = f"{entry['value']:.3f}"
+    if "low" in entry:
+        text += f" ±{(entry['high'] - entry['low']) / 2:.3f}"
+    if brief:
+        differs = "change_low" in entry and not entry["change_low"] <= 0 <= entry["change_high"]
+        return text + (" *" if differs else "  ")
+    if "change" not in entry:
+        return text
+    change, *interval = (f"{entry[name]:+.3f}" for name in _CHANGES if name in entry)
+    return f"{text} ({', '.join([change, *([' to '.join(interval)] if interval else [])])})"
+
+
+def _legend(columns: Columns, samples: int, is_brief: bool) -> str:
+    if not any("low" in entry for column in columns.values() for entry in column.values()):
+        return ""
+    legend = f"± is half of the 95 % interval of {samples:,} resamples of the prompts"
+    first = next(iter(columns))
+    if len(columns) == 1:
+        return legend
+    if is_brief:
+        return f"{legend}; * marks a change from {first} whose interval leaves out 0"
+    return f"{legend}, in brackets the change from {first} and the interval of the change"
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))) - 2
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Text of at most `COLUMNS`: the columns that do not fit follow below, with their labels again."""
+    blocks: list[list[int]] = [[]]
+    for column in range(1, len(rows[0])):
+        if blocks[-1] and _width([[row[i] for i in (0, *blocks[-1], column)] for row in rows]) > COLUMNS:
+            blocks.append([])
+        blocks[-1].append(column)
+    return "\n\n".join(_block(rows, block) for block in blocks)
+
+
+def _block(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> str:
+    label = max(len(row[0]) for row in rows)
+    widths = [max(len(row[i]) for row in rows) for i in columns]
     return "\n".join(
-        row[0].ljust(widths[0]) + "".join(f"  {cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))
+        row[0].ljust(label) + "".join(f"  {row[i]:>{width}}" for i, width in zip(columns, widths, strict=True)).rstrip()
         for row in rows
     )
 
 
-def settings_line(generation: GenerationArgs, args: EvaluateArgs, prompts: int) -> str:
-    """How the replies were drawn, and what the intervals are."""
-    drawn = f"temperature {generation.temperature:g}, top-k {generation.top_k}, top-p {generation.top_p:g}"
-    drawn = drawn if generation.do_sample else "most probable token"
-    beams = f", {generation.num_beams} beams" if generation.num_beams > 1 else ""
-    intervals = (
-        f"± is half of the 95 % interval of {args.bootstrap_samples:,} resamples of the prompts, in brackets the change"
-        " to the first and the interval of the change"
-    )
-    return (
-        f"{drawn}{beams}, {generation.min_new_tokens} to {generation.max_new_tokens} tokens, seed {args.seed};"
-        f" {intervals if prompts > 1 else 'one prompt says nothing of how far others are from it: no intervals'}"
-    )
-
-
-def _with_change(entry: Mapping[str, float], first: Mapping[str, float] | None) -> str:
-    text = f"{entry['value']:.3f}"
-    if "low" in entry:
-        text += f" ±{(entry['high'] - entry['low']) / 2:.3f}"
-    if "change" not in entry or first is None or not first["value"]:
-        return text
-    change, *interval = (100 * entry[name] / abs(first["value"]) for name in _CHANGES if name in entry)
-    return f"{text} ({change:+.1f} %{', {:+.1f} to {:+.1f}'.format(*interval) if interval else ''})"
-
-
-def side_by_side(replies: Mapping[str, Sequence[Reply]], count: int, width: int = 92) -> str:
-    """The first prompts with what each policy said to them."""
-    blocks = []
-    label = max(map(len, replies)) + 2
-    for row in range(min(count, *(len(column) for column in replies.values()))):
-        lines = [printable(next(iter(replies.values()))[row].prompt.strip())]
-        for name, column in replies.items():
-            reply = column[row]
-            gold = "" if reply.gold is None else f"  [gold {reply.gold:.2f}]"
-            text = textwrap.wrap(printable(" ".join(reply.text.split())) + gold, width - label) or [""]
-            lines += [f"{name if i == 0 else '':>{label - 2}}  {line}" for i, line in enumerate(text)]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    names = [without_links(name).replace("|", "\\|") for name in rows[0]]
+    lines = ["| " + " | ".join(row) + " |" for row in (names, *rows[1:])]
+    return "\n".join([lines[0], "| --- " * len(names) + "|", *lines[1:]])

@@ -8,8 +8,9 @@ from math import comb, nan, sqrt
 from statistics import NormalDist
 
 
-def wilson_interval(wins: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval for a share of which `wins` of `count` independent draws were seen; NaN for none.
+def wilson_interval(wins: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval for a share of which `wins` of `count` independent draws were seen; NaN for none. Draws that hang
+    together may count as one, and then wins are fractions.
 
     Both ends solve |wins / count - p| = z sqrt(p (1 - p) / count). Unlike the interval around the share it stays within
     0 and 1, and is not a point where all draws are alike.

@@ -32,11 +32,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Policies by name, in order: their numbers by name, and their responses to the same prompts."""
+    """Policies by name, in order: their numbers by name, and their responses to the same prompts; and how often reward
+    models are right, by split, group of pairs and name, with `n`, the pairs.
+    """
 
     policies: dict[str, dict[str, float]]
     comparisons: list[Comparison]
-    reward_model: dict[str, float]
+    reward_accuracy: dict[str, dict[str, dict[str, float]]]
     settings: str
 
 
@@ -50,10 +52,15 @@ def read_evaluation(path: Path) -> Evaluation:
         raise FileNotFoundError(f"--evaluation={path}: no such file; evaluate.py --output={path} writes it")
     content = read_json(path)
     summary = content.get("summary")
-    if not isinstance(summary, Mapping) and not isinstance(content.get("reward_model"), Mapping):
-        raise ValueError(f"--evaluation={path} is not of evaluate.py (neither `summary` nor `reward_model` in it)")
+    if not isinstance(summary, Mapping) and not isinstance(content.get("reward_accuracy"), Mapping):
+        raise ValueError(f"--evaluation={path} is not of evaluate.py (neither `summary` nor `reward_accuracy` in it)")
     summary = summary if isinstance(summary, Mapping) else {}
-    policies = {str(name): _numbers(column) for name, column in summary.items() if isinstance(column, Mapping)}
+    whole = _group(content, "whole")
+    policies = {
+        str(name): _numbers(column) | _numbers(whole.get(name))
+        for name, column in summary.items()
+        if isinstance(column, Mapping)
+    }
     replies = _group(content, "replies")
     args, generation = _group(content, "args"), _group(content, "generation")
     settings = ""
@@ -62,7 +69,7 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(
         policies,
         _comparisons(replies),
-        _numbers(content.get("reward_model")),
+        {str(split): _accuracy(groups) for split, groups in _group(content, "reward_accuracy").items()},
         settings,
     )
 
@@ -70,6 +77,15 @@ def read_evaluation(path: Path) -> Evaluation:
 def _group(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     group = content.get(name)
     return group if isinstance(group, Mapping) else {}
+
+
+def _accuracy(groups: Any) -> dict[str, dict[str, float]]:
+    """How often reward models are right, by group of pairs and by name."""
+    return {
+        str(name): _numbers({"n": group.get("n"), **_group(group, "share")})
+        for name, group in (groups.items() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping)
+    }
 
 
 def _numbers(column: Any) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_stages.experiment import experiment_of
 from rlhf_stages.reporting.folder import Run, read_checkpoints, read_run
 
 
@@ -77,6 +78,32 @@ def with_ancestors(directories: Iterable[Path]) -> list[Run]:
     for directory in directories:
         visit(directory)
     return list(runs.values())
+
+
+def base_models(checkpoints: Iterable[Path]) -> list[str]:
+    """Hub ids or folders of the models that the SFT behind each checkpoint began with: each once, and none that is one
+    of the checkpoints. A checkpoint that lies in no experiment began with nothing that is known.
+
+    Raises:
+        ValueError: an experiment that another was made from is not there any more, or the first does not say.
+    """
+    checkpoints = list(checkpoints)
+    own = {checkpoint.resolve() for checkpoint in checkpoints}
+    found = dict.fromkeys(_base_model(folder) for c in checkpoints if (folder := experiment_of(c)) is not None)
+    return [base for base in found if Path(base).resolve() not in own]
+
+
+def _base_model(experiment: Path) -> str:
+    run, met = read_run(experiment), set[Path]()
+    while parent := next((p for p in parents_of(run) if p.role == "sft"), None):
+        met.add(run.dir.resolve())
+        if parent.experiment is None or parent.experiment.resolve() in met:
+            raise ValueError(f"{run.dir} was made from {parent.path}: {parent.state}; what that began with is unknown")
+        run = read_run(parent.experiment)
+    name = run.group("model_args").get("model_name")
+    if not isinstance(name, str):
+        raise ValueError(f"{run.dir / 'args.json'} does not say which model it began with (model_name: {name!r})")
+    return name
 
 
 def titles(runs: Iterable[Run]) -> dict[Path, str]:

@@ -1,7 +1,7 @@
 """The parts of the page that speak of one run, or of an evaluation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlhf_stages.reporting.changes import changed_arguments
 from rlhf_stages.reporting.chart import Dots, curves, scatter
@@ -161,11 +161,21 @@ def evaluation(found: Evaluation | None) -> Markup | None:
         ]
         held_out = f"Held-out prompts, {found.settings}." if found.settings else "Held-out prompts."
         parts += [tag("p", held_out, class_="muted"), table(["", *found.policies], rows, numbers=len(found.policies))]
-    if found.reward_model:
-        numbers = found.reward_model
-        text = ", ".join(f"{name.replace('_', ' ')} {short(value)}" for name, value in numbers.items())
-        parts.append(tag("p", f"Reward model: {text}.", class_="muted"))
+    if found.reward_accuracy:
+        parts += _reward_accuracy(found.reward_accuracy)
     return tag("section", *parts, *(_comparison(row) for row in found.comparisons))
+
+
+def _reward_accuracy(splits: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Markup]:
+    """A row per split and group of pairs, a column per reward model."""
+    groups = {f"{split}: {name}": group for split, found in splits.items() for name, group in found.items()}
+    names = list(dict.fromkeys(name for group in groups.values() for name in group if name != "n"))
+    rows = [
+        [label, f"{group.get('n', 0):,.0f}", *(f"{group[name]:.3f}" if name in group else "" for name in names)]
+        for label, group in groups.items()
+    ]
+    what = "How often the better text of a pair has the higher score. Longer wins: what counting tokens would reach."
+    return [tag("p", what, class_="muted"), table(["", "pairs", *names], rows, numbers=len(names) + 1)]
 
 
 def samples(run: Run) -> Markup | None:
