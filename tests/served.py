@@ -60,23 +60,28 @@ class Server:
             self.kill()
 
     def call(self, name, *inputs):
-        """What the page does when a button is pressed: the values of its outputs.
+        """What the page does when a button is pressed: the values of its outputs; raises as `call`."""
+        return call(self.client, self.url, name, *inputs)
 
-        Raises:
-            httpx.HTTPError: the server cannot be reached, or went away before it answered.
-        """
-        path = f"{self.url}/gradio_api/call/{name}"
-        event = self.client.post(path, json={"data": list(inputs)}).raise_for_status().json()["event_id"]
-        kind, answer = "", None
-        with self.client.stream("GET", f"{path}/{event}") as stream:
-            for line in stream.iter_lines():
-                kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
-                if line.startswith("data: ") and kind in ("complete", "error"):
-                    answer = line.removeprefix("data: ")
-                    break
-        if kind != "complete" or answer is None:
-            raise httpx.RemoteProtocolError(f"{name}: {kind or 'no answer'} {answer}")
-        return json.loads(answer)
+
+def call(client, url, name, *inputs):
+    """What a page does when a button is pressed: the values of its outputs.
+
+    Raises:
+        httpx.HTTPError: the server cannot be reached, or went away before it answered.
+    """
+    path = f"{url}/gradio_api/call/{name}"
+    event = client.post(path, json={"data": list(inputs)}).raise_for_status().json()["event_id"]
+    kind, answer = "", None
+    with client.stream("GET", f"{path}/{event}") as stream:
+        for line in stream.iter_lines():
+            kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+            if line.startswith("data: ") and kind in ("complete", "error"):
+                answer = line.removeprefix("data: ")
+                break
+    if kind != "complete" or answer is None:
+        raise httpx.RemoteProtocolError(f"{name}: {kind or 'no answer'} {answer}")
+    return json.loads(answer)
 
 
 @contextmanager
