@@ -42,6 +42,7 @@ NOT_RUN = {
 }
 # README.zh.md has the blocks of README.md, as test_readme.py sees to
 PAGES = sorted({page for page, language, _ in BLOCKS if language == "bash"} - {"README.zh.md"})
+EXTENDING = "docs/extending.md"  # its Python goes between its commands
 DEMO = ["make", "demo"]
 RUN = "experiments/helpdesk/helpdesk-tiny"
 # What `...` stands for
@@ -67,6 +68,8 @@ SMALL = {
     "scripts/annotate.py": ["--max_new_tokens=4", "--device=cpu"],
     "scripts/score_and_step.py": ["--max_new_tokens=4", *CPU],
     "scripts/compare.py": ["--num_prompts=2", "--max_new_tokens=4", *CPU],
+    "examples/best_of_n.py": [*SHORT, "--num_prompts=8", "--max_new_tokens=4"],
+    "examples/faq/prepare_data.py": ["--num_workers=1"],
     "data_prep/helpdesk/prepare_data.py": ["--num_dialogues=400", "--num_test_dialogues=100", "--num_workers=1"],
     "data_prep/helpful_harmless/prepare_data.py": PREPARE,
     "data_prep/daily_dialog/prepare_data.py": PREPARE,
@@ -191,11 +194,12 @@ def after_demo(tmp_path_factory, shared_data):
     return checkout
 
 
-def commands_of_page(page):
-    """All that its bash blocks call."""
+def parts_of(page):
+    """The commands of its bash blocks, and the code of Python that stands between them."""
+    blocks = [(language, code) for other, language, code in BLOCKS if other == page]
     return [
-        command for other, language, code in BLOCKS if (other, language) == (page, "bash")
-        for command in commands_of(code)
+        part for language, code in blocks if language == "bash" or (language == "python" and page == EXTENDING)
+        for part in (commands_of(code) if language == "bash" else [code])
     ]  # fmt: skip
 
 
@@ -207,16 +211,20 @@ def not_run(command):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_runs(page, after_demo, tmp_path, wordnet):
     checkout = Checkout(shutil.copytree(after_demo.folder, tmp_path / "checkout", symlinks=True), after_demo.seen)
-    for command in commands_of_page(page):
-        if not_run(command) is None:
+    for part in parts_of(page):
+        if isinstance(part, str):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(checkout.folder)
+                exec(part, {})
+        elif not_run(part) is None:
             try:
-                checkout.run(command)
+                checkout.run(part)
             except (Exception, SystemExit) as error:
-                raise AssertionError(f"{page}: {shlex.join(command)}: {error!r}") from error
+                raise AssertionError(f"{page}: {shlex.join(part)}: {error!r}") from error
 
 
 def test_what_is_not_run_is_on_the_pages_and_little():
-    commands = [command for page in PAGES for command in commands_of_page(page)]
+    commands = [part for page in PAGES for part in parts_of(page) if not isinstance(part, str)]
     assert {not_run(command) for command in commands} - {None} == set(NOT_RUN)
     assert len(NOT_RUN) <= 8
     assert sum(not_run(command) is not None for command in commands) <= 11

@@ -15,6 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Python and YAML blocks, and the test that runs them
 RUN_BY = {
     ("docs/concepts.md", "python"): "test_concepts.py",
+    ("docs/extending.md", "python"): "test_blocks.py",
     ("docs/rewards.md", "python"): "rewards/test_page.py",
     ("docs/rewards.md", "yaml"): "rewards/test_page.py",
 }
