@@ -26,7 +26,7 @@ from blocks import BLOCKS, commands_of, make_part, python_part
 from helpers import ROOT, load_script
 from served import call
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blocks")]
+pytestmark = pytest.mark.slow
 
 # What is not run but only parsed (test_readme.py), and why. A command belongs here only if no small model and no small
 # file can make it run
