@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
-PATTERNS = ("scripts/*.py", "data_prep/*/*.py")
+PATTERNS = ("scripts/*.py", "data_prep/*/*.py", "examples/*.py", "examples/*/*.py")
 COLUMNS = 100
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers import run_stage, save_causal, write_toy_data
+from served import open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 # tiny models lose more to threads that wait for each other than they win; the programs that tests start inherit it
@@ -69,6 +70,13 @@ def chromium() -> Path:
         reason = f"no chromium at {path} (apt-get install chromium, or set CHROMIUM)"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     return path
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    """One browser for the tests of a file; each page of it has cookies and storage of its own."""
+    with open_browser(chromium) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -8,53 +8,25 @@ import sys
 
 import pytest
 
+from blocks import BLOCKS, PAGES, commands_of, make_part, python_part
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [
-    *sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "experiments" / "README.md",
-    *sorted((ROOT / "benchmarks").glob("*.md")),
-]  # fmt: skip
-BLOCKS = [
-    (page.relative_to(ROOT).as_posix(), language, code)
-    for page in PAGES
-    for language, code in re.findall(r"```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-]
 # Python and YAML blocks, and the test that runs them
 RUN_BY = {
     ("docs/concepts.md", "python"): "test_concepts.py",
+    ("docs/extending.md", "python"): "test_blocks.py",
     ("docs/rewards.md", "python"): "rewards/test_page.py",
     ("docs/rewards.md", "yaml"): "rewards/test_page.py",
 }
-# What is not even parsed, and why
-NOT_TRIED = {"--config=nlp_ppo.yaml": "a file of the reader's own; test_openrl.py parses such files"}
-# What stands before the flags of a script
-LAUNCHERS = re.compile(r"^(until |torchrun .*?(?=scripts/)|srun .*?(?=python ))")
-
-
-def lines_of(code):
-    """The commands of a block, with its shell variables filled in."""
-    variables = {}
-    for line in code.replace("\\\n", " ").splitlines():
-        line = re.sub(r"\$(\w+)", lambda match: variables.get(match[1], match[0]), line.strip())
-        if match := re.fullmatch(r'([A-Z]+)="?(.*?)"?', line):
-            variables[match[1]] = match[2]
-        elif line:
-            yield line.removeprefix("OMP_NUM_THREADS=1 ")
-
-
-def script_command(line):
-    """`python script flags` of a line that calls a script in whatever way, or None."""
-    line = LAUNCHERS.sub("", line).partition(";")[0]
-    line = f"python {line}" if line.startswith("scripts/") else line
-    if not line.startswith("python "):
-        return None
-    return re.sub(r" \.\.\.( |$)", " --sft_experiment_dir=sft --rm_experiment_dir=rm ", line)
-
-
-LINES = list(dict.fromkeys(line for _, language, code in BLOCKS if language == "bash" for line in lines_of(code)))
-SCRIPT_LINES = [line for line in LINES if script_command(line) and not any(part in line for part in NOT_TRIED)]
-MAKE_LINES = [line for line in LINES if line.startswith("make ")]
+# What is not parsed, and why
+NOT_PARSED = {"--config=nlp_ppo.yaml": "a file of the reader's own; test_blocks.py has one"}
+ELLIPSIS = ["--sft_experiment_dir=sft", "--rm_experiment_dir=rm"]
+COMMANDS = list(
+    dict.fromkeys(command for _, language, code in BLOCKS if language == "bash" for command in commands_of(code))
+)
+PYTHON = [command for command in COMMANDS if command[0] != "make" and not set(command) & set(NOT_PARSED)]
+MAKE = [command for command in COMMANDS if command[0] == "make"]
 
 
 class Parsed(Exception):
@@ -83,31 +55,21 @@ def parse_only(script, argv, monkeypatch):
         module.main()
 
 
-def make_commands(*words):
-    """The commands that make would run."""
-    result = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.replace("\\\n", " ").splitlines()
-    return [line.split(" > ")[0] for line in lines if line.startswith(".venv/bin/python ")]
+@pytest.mark.parametrize("command", PYTHON, ids=shlex.join)
+def test_every_command_of_a_script_parses(command, monkeypatch):
+    parse_only(*python_part(command, ELLIPSIS), monkeypatch)
 
 
-@pytest.mark.parametrize("line", SCRIPT_LINES)
-def test_every_command_of_a_script_parses(line, monkeypatch):
-    _, script, *argv = shlex.split(script_command(line), comments=True)
-    parse_only(script, argv, monkeypatch)
-
-
-@pytest.mark.parametrize("command", MAKE_LINES)
-def test_every_make_command_leads_to_commands_that_parse(command, monkeypatch, tmp_path):
+@pytest.mark.parametrize("command", MAKE, ids=shlex.join)
+def test_every_make_command_leads_to_commands_that_parse(command, monkeypatch):
     # other folders than those of a user who works in this checkout, whose finished stages make would leave out
-    words = [*shlex.split(command, comments=True)[1:], "NAME=readme_test", "VENV=.venv"]
+    words = [*command[1:], "NAME=readme_test", "VENV=.venv"]
     if words[0] in ("test", "docs", "docs-check"):
         return
-    commands = make_commands(*words)
+    commands = make_part(words, ROOT)
     assert commands or words[0] in ("model-smollm2", "nltk-data", "fuzz")  # there already, perhaps
-    for line in commands:
-        if " scripts/" in line or " data_prep/" in line:
-            _, script, *argv = shlex.split(line)
+    for (script, *argv), _ in commands:
+        if script.startswith(("scripts/", "data_prep/")):
             parse_only(script, argv, monkeypatch)
 
 
@@ -156,10 +118,7 @@ def test_every_block_is_run_or_has_a_reason():
             assert page.rpartition("/")[2] in test.read_text(encoding="utf-8")
         else:
             assert language in ("bash", "text", "mermaid"), f"{page}: who runs {language}?"
-    for line in LINES:
-        assert line in SCRIPT_LINES or line in MAKE_LINES or any(part in line for part in NOT_TRIED), line
-    for part in NOT_TRIED:
-        assert any(part in line for line in LINES)
+    assert all(any(part in command for command in COMMANDS) for part in NOT_PARSED)
 
 
 def anchors(page):

@@ -68,7 +68,7 @@ class DemoPage:
         boxes = []
         if small:
             with gr.Row():
-                boxes = [gr.Textbox(label=label, elem_id=f"box-{label.lower()}", min_width=140) for label in small]
+                boxes = [gr.Textbox(label=label, elem_id=f"box-{label.lower()}", min_width=200) for label in small]
         with gr.Row(elem_id="composer"):
             lines = 4 if small else 1
             hint = "Shift+Enter sends" if small else f"{large}; Enter sends"

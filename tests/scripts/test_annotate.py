@@ -16,7 +16,7 @@ from rlhf_stages.feedback.records import Opinion
 from rlhf_stages.feedback.store import Store
 
 from helpers import ROOT, run_stage, save_causal, toy_rows
-from served import Server, open_pages, picture
+from served import Server, Thread, open_pages, picture
 
 pytestmark = pytest.mark.slow
 SCRIPT = "scripts/annotate.py"
@@ -34,16 +34,16 @@ def material(tmp_path_factory):
 
 @pytest.fixture
 def server(material, tmp_path):
-    """Starts a server with these flags beside the usual ones; all are stopped in the end."""
+    """Starts a server with these flags beside the usual ones, in a thread or a process; all are stopped in the end."""
     started = []
 
-    def start(*flags, models=()):
+    def start(*flags, models=(), is_process=False):
         common = [
             "--models", str(material / "model"), *models, "--prompts", str(material / "prompts.txt"),
             "--max_new_tokens=8", f"--database={tmp_path / 'f.sqlite'}",
             f"--export_dir={tmp_path / 'feedback' / 'people'}", "--device=cpu",
         ]  # fmt: skip
-        started.append(Server(SCRIPT, tmp_path, *common, *flags))
+        started.append(Server(SCRIPT, tmp_path, *common, *flags) if is_process else Thread(SCRIPT, *common, *flags))
         return started[-1].start()
 
     yield start
@@ -79,7 +79,7 @@ def annotate(server, model, source, name, acknowledged):
 
 @pytest.mark.timeout(1500)  # 800 rankings, which take two minutes on two idle cores
 def test_four_people_rank_at_once_and_two_kills_lose_and_double_nothing(server, material, tmp_path):
-    running = server("--repeat_share=0.2", "--seed=1")
+    running = server("--repeat_share=0.2", "--seed=1", is_process=True)
     inputs = str(material / "model"), str(material / "prompts.txt")
     acknowledged = [[] for _ in range(ANNOTATORS)]
     failures = []
@@ -171,9 +171,9 @@ def test_only_users_of_the_file_come_in_and_their_name_is_theirs(server, materia
 
 
 @pytest.fixture
-def browse(chromium):
+def browse(browser):
     """Opens the page in a browser."""
-    with open_pages(chromium) as opened:
+    with open_pages(browser) as opened:
 
         def ready(url, **options):
             page = opened(url, **options)
@@ -228,6 +228,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.locator("#new-text").locator("input, textarea").first.fill("4, 3, 2, 1")
     page.click("#save-edit")
     page.wait_for_selector("#edited >> text=Number 1 is changed")
+    page.wait_for_selector("#judgements >> text=4, 3, 2, 1 >> visible=true")  # the list has been read again
     page.click("#export")
     page.wait_for_selector("#browse-note >> text=Exported 1 rankings (1 lists)")
 
@@ -247,7 +248,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#browse-note >> text=3 shown of 3")
     page.locator("#number input").fill("2")
     page.click("#fetch")
-    page.wait_for_selector("#item .reply")
+    page.wait_for_function("document.querySelector('#new-verdict input').value === 'all bad'")
     page.click("#delete")
     page.wait_for_selector("#edited >> text=Number 2 is deleted")
     page.wait_for_selector("#browse-note >> text=2 shown of 2")

@@ -2,14 +2,12 @@
 browser test writes its pictures there."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from rlhf_stages.feedback.store import Store
 
-from helpers import ROOT, run_stage, save_causal, write_toy_data
+from helpers import load_script, run_stage, save_causal, write_toy_data
 from served import Server, open_pages, picture
 
 pytestmark = pytest.mark.slow
@@ -44,10 +42,10 @@ def flags(material, tmp_path):
     ]  # fmt: skip
 
 
-def test_people_vote_blind_and_the_report_says_what_came_of_it(flags, chromium, tmp_path):
+def test_people_vote_blind_and_the_report_says_what_came_of_it(flags, browser, tmp_path):
     server = Server(SCRIPT, tmp_path, *flags).start()
     try:
-        with open_pages(chromium) as opened:
+        with open_pages(browser) as opened:
             page = opened(server.url)
             page.wait_for_selector(
                 "#warnings >> text=runs on different datasets: sft from helpdesk, sft-2 from summaries"
@@ -94,14 +92,13 @@ def test_people_vote_blind_and_the_report_says_what_came_of_it(flags, chromium, 
     assert "| ann |" in text
 
 
-def test_judges_without_a_page(flags, material, tmp_path):
+def test_judges_without_a_page(flags, material, tmp_path, capsys):
     (rm,) = (material / "runs").glob("*/*/rm")
     for judge in (["--judge=length"], ["--judge=reward_model", f"--rm_experiment_dir={rm}"]):
-        done = subprocess.run([sys.executable, str(ROOT / SCRIPT), *flags, *judge], capture_output=True, text=True,
-                              cwd=ROOT, timeout=300, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "note: The models come from runs on different datasets" in done.stdout
-        assert "decided pairs (p = " in done.stdout
+        load_script(SCRIPT).main([*flags, *judge])
+        said = capsys.readouterr().out
+        assert "note: The models come from runs on different datasets" in said
+        assert "decided pairs (p = " in said
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert "| judge:length |" in text
     assert r"| judge:reward\_model" in text

@@ -7,13 +7,15 @@ import shutil
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from rlhf_stages.checkpoint import Checkpoints
 from rlhf_stages.data.dialogue import CHAT_TEMPLATE
+from rlhf_stages.feedback import accounts
 
 from helpers import load_script, make_tokenizer, save_causal, save_classifier
-from served import Server, open_pages, picture
+from served import Server, Thread, open_pages, picture
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> **b** &amp;"
@@ -51,11 +53,12 @@ def material(tmp_path_factory):
 
 @pytest.fixture
 def server(tmp_path):
-    """Starts a script with these flags; all are stopped in the end."""
+    """Starts a script with these flags, in a thread or, with a folder for its log, a process; all are stopped."""
     started = []
 
-    def start(script, *flags):
-        started.append(Server(script, tmp_path, *map(str, flags), "--device=cpu"))
+    def start(script, *flags, process_in=None):
+        flags = [*map(str, flags), "--device=cpu"]
+        started.append(Server(script, process_in, *flags) if process_in else Thread(script, *flags))
         return started[-1].start().url
 
     yield start
@@ -64,8 +67,8 @@ def server(tmp_path):
 
 
 @pytest.fixture
-def browse(chromium):
-    with open_pages(chromium) as opened:
+def browse(browser):
+    with open_pages(browser) as opened:
 
         def ready(url, box="message", is_empty=False, **options):
             page = opened(url, **options)
@@ -83,6 +86,23 @@ def choose(page, where, text):
     page.keyboard.press("Enter")
 
 
+def choose_checkpoint(page, name):
+    """Take one from the list."""
+    page.click("#checkpoint input")
+    page.get_by_role("option", name=name).click()
+    assert page.input_value("#checkpoint input") == name
+
+
+def set_length(page, tokens):
+    """Open the settings and ask for replies of so many tokens."""
+    page.click("#settings button")
+    page.wait_for_selector("#most input[type=number]")
+    page.wait_for_timeout(500)  # a number typed while the settings open is lost
+    for slider in ("#least", "#most"):
+        page.fill(f"{slider} input[type=number]", str(tokens))
+        page.keyboard.press("Tab")
+
+
 def write(page, text, box="message"):
     page.fill(f"#box-{box} textarea", text)
     page.click("#send")
@@ -98,15 +118,25 @@ def wait_done(page, turns, replies=1):
     page.wait_for_selector("#send", state="visible")
 
 
+def assert_inside(page):
+    """What is said is longer than its box, and scrolls in it: above it stands what belongs there."""
+    talk = page.locator("#talk").bounding_box()
+    assert page.locator("#talk .turn").first.bounding_box()["y"] < talk["y"]
+    page.evaluate("document.querySelector('#talk').scrollIntoView({block: 'end'})")
+    above = "document.elementFromPoint(box.left + box.width * 0.7, box.top - 8)?.closest('#talk')"
+    assert page.evaluate(
+        f"(() => {{ const box = document.querySelector('#talk').getBoundingClientRect(); return !{above} }})()"
+    )
+
+
 def last(page, k=0):
     return page.locator("#talk .turn").last.locator(".reply .text").nth(k).inner_text()
 
 
-def test_load_send_stop_switch_compare_and_regenerate(server, browse, material):
-    long = ["--max_new_tokens=400", "--min_new_tokens=400"]
-    url = server(
-        "scripts/demo.py", material.ppo, f"--log_dir={material.root}", f"--rm_experiment_dir={material.rm}", *long
-    )
+def test_load_send_stop_switch_compare_and_regenerate(server, browse, material, tmp_path):
+    long = ["--max_new_tokens=2000", "--min_new_tokens=2000"]
+    flags = [material.ppo, f"--log_dir={material.root}", f"--rm_experiment_dir={material.rm}", *long]
+    url = server("scripts/demo.py", *flags, process_in=tmp_path)
     page = browse(url)
     assert page.input_value("#checkpoint input") == "step-000002 · latest"
     page.click("#load")
@@ -124,21 +154,18 @@ def test_load_send_stop_switch_compare_and_regenerate(server, browse, material):
     stopped = page.inner_text("#talk .facts")
     assert "stopped" in stopped
     assert "reward" in stopped
-    assert int(re.search(r"(\d+) tokens", stopped)[1]) < 400
+    assert int(re.search(r"(\d+) tokens", stopped)[1]) < 2000
     assert page.inner_text("#talk .person") == HOSTILE
     assert page.locator("#talk img").count() == 0
     assert page.title() != "owned"
 
-    page.click("#settings button")
-    for slider in ("#least", "#most"):
-        page.fill(f"{slider} input[type=number]", "12")
-        page.keyboard.press("Tab")
+    set_length(page, 12)
     assert page.input_value("#seed textarea, #seed input") == ""
     page.fill("#seed textarea, #seed input", "-7")
     page.click("#again")
     page.wait_for_selector("#note >> text=the seed is a whole number from 0, or empty; got '-7'")
     page.fill("#seed textarea, #seed input", "7")
-    choose(page, "#checkpoint", "step-000001")
+    choose_checkpoint(page, "step-000001")
     write(page, "name the tea")
     wait_done(page, 2)
     assert "step-000001" in page.locator("#talk .name").last.inner_text()
@@ -198,7 +225,7 @@ def test_what_goes_wrong_stands_on_the_page_and_the_next_request_works(server, b
     page.click("#load")
     page.wait_for_selector("#note >> text=has no step-000002")
     page.wait_for_selector("#send", state="visible")
-    choose(page, "#checkpoint", "step-000001")
+    choose_checkpoint(page, "step-000001")
     write(page, "name the tea")
     wait_done(page, 4)
 
@@ -229,8 +256,47 @@ def test_a_folder_without_experiments_is_said_and_any_layout_fits(server, browse
         wait_done(page, 1)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        write(page, "name the tea " * 60)
+        wait_done(page, 2)
+        assert_inside(page)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
+
+
+def test_only_users_of_the_file_come_in_and_load_what_the_page_offers(server, browser, material, tmp_path):
+    users = tmp_path / "users"
+    accounts.add_user(users, "ann", "correct horse")
+    flags = [f"--log_dir={material.root}", "--max_new_tokens=8", f"--auth_file={users}"]
+    url = server("scripts/demo.py", material.ppo, *flags)
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/config").status_code == 401
+        assert client.post("/gradio_api/queue/join", json={"data": [], "fn_index": 0}).status_code == 401
+    with open_pages(browser) as opened:
+        page = opened(url)
+        for name, password in (("ann", "wrong horse"), ("bob", "correct horse")):
+            log_in(page, name, password)
+            page.wait_for_selector("text=Incorrect Credentials")
+            assert page.locator("#talk").count() == 0
+            page.reload()
+        log_in(page, "ann", "correct horse")
+        page.wait_for_selector("#box-message textarea")
+        page.wait_for_function("document.querySelector('#checkpoint input').value !== ''")
+        choose(page, "#experiment", str(tmp_path))
+        page.wait_for_selector("#note >> text=is not among the experiments that this page offers")
+        choose(page, "#experiment", str(material.ppo))
+        page.wait_for_function("document.querySelector('#checkpoint input').value !== ''")
+        write(page, "name the tea")
+        wait_done(page, 1)
+        stranger = opened(url)  # has no cookie
+        stranger.wait_for_selector("input[type=password]")
+        assert stranger.locator("#talk").count() == 0
+
+
+def log_in(page, name, password):
+    page.wait_for_selector("input[type=password]")
+    page.fill("input:not([type=password])", name)
+    page.fill("input[type=password]", password)
+    page.get_by_role("button", name="Login").click()
 
 
 def test_a_post_is_summed_up_in_the_format_of_the_data(server, browse, tmp_path):
@@ -247,7 +313,15 @@ def test_a_post_is_summed_up_in_the_format_of_the_data(server, browse, tmp_path)
     assert page.inner_text("#talk .person") == wanted
     page.click("#example")
     page.wait_for_function("document.querySelector('#box-post textarea').value.startsWith('I have ridden')")
+    page.click("#send")
+    wait_done(page, 2)
     picture(page, "demo-summary")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    post = page.locator("#box-post textarea").bounding_box()
+    assert post["width"] > 250  # as wide as the screen; the button is below
+    assert page.locator("#send").bounding_box()["y"] > post["y"] + post["height"]
+    assert_inside(page)
 
 
 def test_the_form_and_the_data_agree_on_a_post(monkeypatch):

@@ -9,8 +9,15 @@ from helpers import ROOT
 
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("scripts/*.py", "data_prep/*/prepare_data.py", "data_prep/*/make_model.py", "data_prep/*/demo.py")
+    for pattern in (
+        "scripts/*.py",
+        "data_prep/*/prepare_data.py",
+        "data_prep/*/make_model.py",
+        "data_prep/*/demo.py",
+        "examples/**/*.py",
+    )
     for path in ROOT.glob(pattern)
+    if path.read_text(encoding="utf-8").startswith("#!")
 )
 SECONDS = 3.0
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from helpers import ROOT, load_script, save_causal, toy_rows
-from served import Server, open_pages
+from served import Thread, open_pages
 
 pytestmark = pytest.mark.slow
 
 
-def test_replies_are_ranked_by_their_score_and_exported(chromium, tmp_path, monkeypatch):
+def test_replies_are_ranked_by_their_score_and_exported(browser, tmp_path, monkeypatch):
     save_causal(tmp_path / "model")
     prompts = sorted({prompt.removeprefix("Human: ").removesuffix(" Assistant:") for prompt, _ in toy_rows(100)})
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
@@ -22,14 +22,14 @@ def test_replies_are_ranked_by_their_score_and_exported(chromium, tmp_path, monk
 
     monkeypatch.setattr(script.corpus, "gold_score", score)
     offered = ["--models", str(tmp_path / "model"), "--prompts", str(tmp_path / "prompts.txt")]
-    server = Server(
-        "scripts/annotate.py", tmp_path, *offered,
+    server = Thread(
+        "scripts/annotate.py", *offered,
         "--max_new_tokens=8", f"--database={tmp_path / 'f.sqlite'}", f"--export_dir={tmp_path / 'out'}", "--device=cpu",
         "--repeat_share=0", "--seed=1",
     )  # fmt: skip
     try:
         server.start()
-        with open_pages(chromium) as opened:
+        with open_pages(browser) as opened:
             script.annotate(opened("about:blank"), server.url, 3)
     finally:
         server.stop()
