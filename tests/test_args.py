@@ -824,5 +824,5 @@ def test_mini_batches_count_responses_and_rollouts_prompts():
         args.check_group(3)
     with pytest.raises(ValueError, match="--advantage_estimator=rloo needs --num_return_sequences of at least 2"):
         args.check_group(1)
-    with pytest.raises(ValueError, match="--mini_batch_size 32 is larger than --rollout_size 8$"):
+    with pytest.raises(ValueError, match=r"--mini_batch_size 32 is larger than --rollout_size 8$"):
         parsed(PPOArgs, *sizes).check_group(1)

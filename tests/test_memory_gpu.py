@@ -168,7 +168,7 @@ def test_adamw_is_fused_where_the_gradient_can_be_clipped(tmp_path, monkeypatch,
     monkeypatch.setattr("rlhf_stages.optim.can_fuse", lambda fabric: False)
     plain, _ = trained(folder, precision)
     for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 if precision == "bf16-mixed" else 1e-4)
 
 
 @needs_bitsandbytes
