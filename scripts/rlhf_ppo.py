@@ -163,7 +163,8 @@ def main(argv: list[str] | None = None) -> Path:
                 break
         of_rollout = rollout_metrics(rollout, "train") | health_metrics(rollout) | plugin_metrics(rollout)
         averages.update(of_rollout, weight=len(rollout.scores))
-        metrics = averages.compute() | experience_metrics(experience, fabric) | rewards.metrics(rollout, fabric, step)
+        metrics = averages.compute() | experience_metrics(experience, fabric, critic=args.critic != "none")
+        metrics |= rewards.metrics(rollout, fabric, step)
         metrics |= {"info/kl_coeff": kl_control.coeff, "info/lr": actor_schedule.get_last_lr()[0]}
         kl_control.update(metrics[args.kl_metric], len(rollout.scores) * fabric.world_size)
         if value_norm is not None:

@@ -81,6 +81,7 @@ def test_several_responses_and_no_critic(tiny_run, tmp_path, trained, estimator)
     metrics = read_metrics(run_ppo(tiny_run, tmp_path, *flags, critic_rate=False))
     assert len(set(map(id, trained["models"]))) == 1  # nothing but the actor
     assert "train/critic_loss" not in metrics
+    assert "info/explained_variance" not in metrics  # which a warning would come of
     assert finite(metrics)
     for experience in trained["experience"]:
         assert len(experience.rollout.scores) == 16

@@ -33,19 +33,21 @@ def rollout_metrics(rollout: Rollout, prefix: str) -> dict[str, Tensor]:
     }
 
 
-def experience_metrics(experience: Experience, fabric: Fabric) -> dict[str, float]:
-    """Distributions of scores, advantages and returns over all devices, and what the critic explains of the returns."""
-    mask, values = experience.rollout.response_mask, experience.rollout.values
-    error, target = (
-        fabric.all_reduce(moments(tensor, mask), reduce_op="sum")
-        for tensor in (experience.returns - values, experience.returns)
-    )
-    return {
-        "info/explained_variance": explained_variance(_tensor(error), _tensor(target)),
+def experience_metrics(experience: Experience, fabric: Fabric, *, critic: bool) -> dict[str, float]:
+    """Distributions of scores, advantages and returns over all devices, and what a critic explains of the returns."""
+    mask, returns = experience.rollout.response_mask, experience.returns
+    found = {
         **distribution("debug/reward_scores", experience.rollout.scores, fabric),
         **distribution("debug/advantages", experience.advantages[mask], fabric),
-        **distribution("debug/returns", experience.returns[mask], fabric),
+        **distribution("debug/returns", returns[mask], fabric),
     }
+    if critic:
+        error, target = (
+            fabric.all_reduce(moments(tensor, mask), reduce_op="sum")
+            for tensor in (returns - experience.rollout.values, returns)
+        )
+        found["info/explained_variance"] = explained_variance(_tensor(error), _tensor(target))
+    return found
 
 
 def _tensor(value: Any) -> Tensor:
