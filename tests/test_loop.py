@@ -456,7 +456,9 @@ def test_two_processes_train_as_one_does(two, tmp_path, stage):
     assert one.keys() == other.keys()
     clock = ("info/time", "info/elapsed_seconds", "info/tokens_per_seconds", "info/padding_percentage")
     for name in one.keys() - set(clock):
-        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        # a bias that rounding moves, see below, shifts all scores of a reward model alike
+        shifted = stage == "rm" and "reward" in name and not name.endswith(("margin", "std"))
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-3 if shifted else 1e-5), name
     one, other = (
         load_file(resolve_checkpoint(folder) / "model.safetensors") for folder in (run, runs / run.parent.name / stage)
     )
