@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 5. Loss: mean over the pairs of all micro-batches and devices of a step
     def count(batch: PreferenceBatch) -> torch.Tensor:
-        return torch.tensor(len(batch.better), device=fabric.device)
+        return torch.full((), len(batch.better), device=fabric.device)
 
     def loss_sum(
         batch: PreferenceBatch, label_smoothing: float = args.label_smoothing

@@ -63,15 +63,15 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 4. Loss: mean over all pairs of the lists in all micro-batches and devices of a step
     def count(batch: PreferenceBatch) -> torch.Tensor:
-        return torch.tensor(len(batch.better), device=fabric.device)
+        return torch.full((), len(batch.better), device=fabric.device)
 
     def loss_sum(batch: PreferenceBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Of the pairs; and the scores (S,) of the texts."""
         scores = model(batch.input_ids, batch.attention_mask)  # (S, T): all texts of the lists in one forward
         better, worse, lengths = batch.better, batch.worse, batch.lengths
-        loss, _ = REWARD_LOSSES[args.reward_loss](
-            scores[better], scores[worse], batch.starts, lengths[better], lengths[worse], batch.margins
-        )
+        # not scores[better]: its backward sorts, and index_select's adds
+        sides = scores.index_select(0, better), scores.index_select(0, worse)
+        loss, _ = REWARD_LOSSES[args.reward_loss](*sides, batch.starts, lengths[better], lengths[worse], batch.margins)
         ends = score_at(scores, lengths)
         if args.center_rewards_coeff:
             loss = loss + args.center_rewards_coeff * centering_loss(ends[better], ends[worse])[0]

@@ -185,3 +185,19 @@ def test_a_run_with_cuda_graphs_is_the_run_without(tmp_path, tiny_run, flags):
     }
     for name in ("train/actor_loss", "train/critic_loss", "info/approx_kl", "info/kl_coeff", "train/kl_div_mean"):
         assert of_run[True][name] == pytest.approx(of_run[False][name], rel=0.05, abs=2e-3), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_every_stage_can_be_recorded(tmp_path, tiny_run, stage, capfd):
+    start = {"dpo": [f"--sft_experiment_dir={tiny_run.sft}"]}.get(stage, [f"--model_name={tiny_run.model}"])
+    sizes = ["--mini_batch_size=4", "--micro_batch_size=2", "--max_steps=4", "--log_interval=1", "--accelerator=cuda"]
+    sizes += ["--disable_dropout"]  # or the two would draw other masks
+    of_run = {
+        graphs: read_metrics(
+            run_stage(stage, tmp_path / str(graphs), tiny_run.data, f"--cuda_graphs={graphs}", *start, *sizes)
+        )
+        for graphs in (False, True)
+    }
+    assert "not recorded" not in "".join(capfd.readouterr())
+    assert of_run[True]["train/loss"] == pytest.approx(of_run[False]["train/loss"], rel=0.02, abs=2e-3)

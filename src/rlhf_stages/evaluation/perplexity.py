@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.data.collate import collate_prompts, pad_right
 from rlhf_stages.data.shards import Record
 from rlhf_stages.evaluation.bootstrap import Measure, ratio_of
 from rlhf_stages.functional.masking import length_mask, masked_sum
-from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.functional.tokens import token_statistics
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.plan import to_device
 from rlhf_stages.rollout.collect import join
@@ -42,7 +43,8 @@ def response_nll(
         texts = join(prompts, responses)
         with fabric.autocast():
             logits = logits_at(model, texts.ids, texts.mask, texts.places)
-        totals += (-masked_sum(gather_logprobs(logits.float(), responses.ids), responses.mask, dim=1)).tolist()
+        logprobs, _ = token_statistics(logits, responses.ids, Tensor.float)
+        totals += (-masked_sum(logprobs, responses.mask, dim=1)).tolist()
         tokens += lengths.tolist()
     return totals, tokens
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_stages.args import GenerationArgs
@@ -13,7 +14,7 @@ from rlhf_stages.data.collate import collate_prompts
 from rlhf_stages.data.shards import Record
 from rlhf_stages.evaluation.bootstrap import Measure, mean_of
 from rlhf_stages.functional.masking import masked_sum
-from rlhf_stages.functional.tokens import gather_logprobs
+from rlhf_stages.functional.tokens import token_statistics
 from rlhf_stages.models.forward import logits_at
 from rlhf_stages.models.scalar import end_scores
 from rlhf_stages.plan import to_device
@@ -70,7 +71,7 @@ def policy_replies(
         texts = join(prompts, responses)
         with fabric.autocast():
             policy, ref = (
-                gather_logprobs(logits_at(m, texts.ids, texts.mask, texts.places), responses.ids)
+                token_statistics(logits_at(m, texts.ids, texts.mask, texts.places), responses.ids, Tensor.float)[0]
                 for m in (model, reference)
             )
             rewards = None

@@ -31,4 +31,4 @@ def dpo_loss(
     # policy less reference first: these are near each other, and their difference loses nothing to rounding
     margin = implicit_rewards(better, ref_better, beta) - implicit_rewards(worse, ref_worse, beta)
     loss = -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
-    return loss.sum(), torch.tensor(len(margin), device=margin.device)
+    return loss.sum(), torch.full((), len(margin), device=margin.device)

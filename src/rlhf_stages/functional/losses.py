@@ -126,4 +126,5 @@ def _held(scores: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _pairs(scores: Tensor) -> Tensor:
-    return torch.tensor(scores.shape[0], device=scores.device)
+    # filled on the device: a copy from the host would wait for it, and could not be part of a CUDA graph
+    return torch.full((), len(scores), device=scores.device)

@@ -3,7 +3,6 @@
 Legend: B sequences, P pairs, R response tokens.
 """
 
-import torch
 from torch import Tensor
 
 from rlhf_stages.functional.masking import masked_mean, mean_std
@@ -32,10 +31,12 @@ def order_accuracy(better_scores: Tensor, worse_scores: Tensor, lists: Tensor) -
     Returns:
         The share, and the number of lists.
     """
-    pairs = torch.bincount(lists)
-    right = torch.bincount(lists[better_scores > worse_scores], minlength=len(pairs))
-    in_order = (right == pairs)[pairs > 0]
-    return in_order.float().mean(), (pairs > 0).sum()
+    # without a count of the lists or their pairs, for which the host would have to wait for the device
+    together = lists[:, None] == lists  # (P, P)
+    in_order = ~(together & ~(better_scores > worse_scores)).any(1)
+    weights = 1 / together.sum(1)  # of a pair, so that each list weighs 1
+    count = weights.sum().round()
+    return (weights * in_order).sum().round() / count, count
 
 
 def policy_statistics(
