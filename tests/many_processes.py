@@ -56,7 +56,7 @@ def stages(folder, runs, processes, *flags, names=("sft", "rm", "ppo")):
     data, start = folder / "toy" / "tiny", folder / "one" / "toy" / "tiny"
     sft, rm = f"--sft_experiment_dir={start / 'sft'}", f"--rm_experiment_dir={start / 'rm'}"
     model, rollout = f"--model_name={folder / 'model'}", f"--rollout_size={SAMPLES // processes}"
-    given = {"sft": [model], "rm": [sft], "ppo": [sft, rm, rollout], "dpo": [sft], "classifier": [sft]}
+    given = {"sft": [model], "rm": [sft], "ppo": [sft, rm, rollout], "dpo": [sft], "classifier": [model]}
     errors = {}
     for stage in names:
         try:
