@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.sharing import shared_backbone
     from rlhf_stages.models.start import check_model_name, start_actor, start_critic
     from rlhf_stages.optim import set_up
-    from rlhf_stages.plan import Plan, update_windows, validation_batches
+    from rlhf_stages.plan import Plan, check_validation, update_windows, validation_batches
     from rlhf_stages.plugins import load_plugins
     from rlhf_stages.rewards.run import plugin_metrics, rewards_of_run
     from rlhf_stages.rollout.collect import Fit, Rollout, not_finite, policy_outputs, response_values, score_batches
@@ -50,7 +50,6 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.value_norm import ValueNorm
 
     # 1. Parents, and the prompts
-    args.check_group(rollout_args.num_return_sequences)
     load_plugins(args.plugins)
     sft_checkpoint, sft_args = parent_checkpoint(args.sft_experiment_dir, stage="sft", flag="--sft_experiment_dir")
     check_model_name(model_args.model_name, sft_args, "--sft_experiment_dir")
@@ -64,6 +63,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 2. Four models. Dropout is off in all: with it the ratio of new to old would start at noise instead of 1
     fabric = loop.start_fabric(fabric_args, args.seed)
+    args.check_rollout(group_size, fabric.world_size)
     example = load_example_prompt(info.path, fabric, len(tokenizer))
     longest = max(loop.longest_prompt(shard, validation), example.input_ids.shape[1])
     plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=batch_size)
@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None) -> Path:
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
     parents = {"sft": sft_checkpoint, **rewards.parents}
     everything = groups | {"rewards": rewards.settings}
+    check_validation(validation, batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "ppo", everything, [shard, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
     models, averages, health = {"": actor, "critic": critic}, Averages(fabric, lenient=True), HealthMonitor()
@@ -161,7 +162,7 @@ def main(argv: list[str] | None = None) -> Path:
                 keeper.note(step, improve("critic", critic, critic_optimizer, batches, critic_loss_sum), prompts)
             if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
                 break
-        of_rollout = rollout_metrics(rollout, "train") | health_metrics(rollout) | plugin_metrics(rollout)
+        of_rollout = rollout_metrics(rollout, "train") | health_metrics(rollout, fabric) | plugin_metrics(rollout)
         averages.update(of_rollout, weight=len(rollout.scores))
         metrics = averages.compute() | experience_metrics(experience, fabric, critic=args.critic != "none")
         metrics |= rewards.metrics(rollout, fabric, step)

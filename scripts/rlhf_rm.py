@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.scalar import store_reward_scale
     from rlhf_stages.models.start import starting_point
     from rlhf_stages.optim import set_up
-    from rlhf_stages.plan import Plan, validation_batches
+    from rlhf_stages.plan import Plan, check_validation, validation_batches
     from rlhf_stages.tracking import Averages, Tracker, distribution, peak_memory
 
     # 1. Where to start, and the data
@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 3. Experiment folder
     groups = {"train_args": args, "model_args": model_args, "fabric_args": fabric_args}
+    check_validation(validation, args.validation_batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "rm", groups, [train, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
     parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.forward import check_packing, packed_logits, text_logits, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
-    from rlhf_stages.plan import Plan, validation_batches
+    from rlhf_stages.plan import Plan, check_validation, validation_batches
     from rlhf_stages.rollout.samples import load_example_prompt, log_example, sample
     from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> Path:
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
+    check_validation(validation, args.validation_batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "sft", groups, [train, validation])
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
     parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.models.classifier import max_tokens, new_classifier
     from rlhf_stages.models.loading import parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
-    from rlhf_stages.plan import Plan, validation_batches
+    from rlhf_stages.plan import Plan, check_validation, validation_batches
     from rlhf_stages.tracking import Averages, Tracker, peak_memory
 
     # 1. Where to start, and the texts
@@ -55,6 +55,8 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 3. Experiment folder
     groups = {"train_args": args, "model_args": model_args, "fabric_args": fabric_args}
+    for texts, limit in ((validation, args.eval_iters), (test, None)):
+        check_validation(texts, args.validation_batch_size, fabric, limit)
     experiment = loop.open_experiment(fabric, args, data, "classifier", groups, [train, validation, test])
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
     parts, averages = {"optimizer": optimizer, "schedule": schedule}, Averages(fabric, lenient=True)

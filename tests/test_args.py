@@ -591,10 +591,6 @@ def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
         ("--share_backbone=critic --advantage_estimator=rloo", "--share_backbone=critic only acts where there is a"),
         ("--share_actor_critic --critic_warmup_steps=1", "--critic_warmup_steps only act with --share_actor_critic=F"),
         ("--dual_clip=0.5", "--dual_clip is 0 or more than 1, got 0.5"),
-        (
-            "--rollout_size=7 --rollout_mini_batch_size=7",
-            "--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got 7",
-        ),
     ],
 )
 def test_ppo_refuses(capsys, argv, message):
@@ -603,7 +599,17 @@ def test_ppo_refuses(capsys, argv, message):
 
 def test_ppo_takes_what_is_just_allowed():
     parsed(PPOArgs, "--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=8", "--micro_batch_size=8")
-    parsed(PPOArgs, "--rollout_size=4", "--rollout_mini_batch_size=4", "--normalize_rewards=False")
+
+
+def test_a_standard_deviation_is_taken_over_all_devices():
+    few = ["--rollout_size=1", "--rollout_mini_batch_size=1", "--mini_batch_size=1", "--micro_batch_size=1"]
+    args = parsed(PPOArgs, *few)
+    args.check_rollout(1, devices=8)
+    with pytest.raises(
+        ValueError, match=r"^--normalize_rewards needs --rollout_size of at least 8 over .*, got 7; raise"
+    ):
+        args.check_rollout(1, devices=7)
+    parsed(PPOArgs, *few, "--normalize_rewards=False").check_rollout(1, devices=1)
 
 
 @pytest.mark.parametrize(
@@ -819,10 +825,10 @@ def test_sampling_flags_are_refused_without_sampling(capsys):
 def test_mini_batches_count_responses_and_rollouts_prompts():
     sizes = ["--rollout_size=8", "--rollout_mini_batch_size=8", "--mini_batch_size=32"]
     args = parsed(PPOArgs, *sizes, "--advantage_estimator=rloo")
-    args.check_group(4)
+    args.check_rollout(4, devices=1)
     with pytest.raises(ValueError, match="--mini_batch_size 32 is larger than --rollout_size 8 x 3 responses"):
-        args.check_group(3)
+        args.check_rollout(3, devices=1)
     with pytest.raises(ValueError, match="--advantage_estimator=rloo needs --num_return_sequences of at least 2"):
-        args.check_group(1)
+        args.check_rollout(1, devices=1)
     with pytest.raises(ValueError, match=r"--mini_batch_size 32 is larger than --rollout_size 8$"):
-        parsed(PPOArgs, *sizes).check_group(1)
+        parsed(PPOArgs, *sizes).check_rollout(1, devices=1)

@@ -10,7 +10,7 @@ from rlhf_stages.args import FabricArgs, PPOArgs, TrainArgs
 from rlhf_stages.data.collate import PromptBatch
 from rlhf_stages.data.packing import PackedShard
 from rlhf_stages.data.shards import ShardWriter, open_shard
-from rlhf_stages.plan import Budget, Plan, epoch_windows, update_windows, validation_batches
+from rlhf_stages.plan import Budget, Plan, check_validation, epoch_windows, update_windows, validation_batches
 
 from helpers import left_padded
 
@@ -297,8 +297,12 @@ def test_fewer_records_than_devices_are_refused_where_weights_are_divided(tmp_pa
     shard, fabric = prompt_shard(tmp_path, 1), rank_of(0, 2)
     assert len(list(validation_batches(shard, 4, collate_numbers, fabric, None))) == 1
     fabric.strategy = ModelParallelStrategy(lambda model, mesh: model)
-    with pytest.raises(ValueError, match="there are 1 records to validate on, and the weights are divided over 2"):
+    message = "there are 1 records to validate on, and the weights are divided over 2"
+    with pytest.raises(ValueError, match=message):
         list(validation_batches(shard, 4, collate_numbers, fabric, None))
+    check_validation(prompt_shard(tmp_path, 2), 1, fabric, 2)
+    with pytest.raises(ValueError, match=message):
+        check_validation(prompt_shard(tmp_path, 2), 1, fabric, 1)
 
 
 def test_without_a_shard_nothing_is_validated():

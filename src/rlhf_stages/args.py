@@ -551,8 +551,8 @@ class PPOArgs(FrozenArgs):
         """Peak learning rate, schedule and warm-up steps of the critic."""
         return self.critic_learning_rate, self.critic_lr_schedule, self.critic_lr_warmup_steps
 
-    def check_group(self, group_size: int) -> None:
-        """Refuse a number of responses per prompt that does not go with these flags.
+    def check_rollout(self, group_size: int, devices: int) -> None:
+        """Refuse a number of responses per prompt, or of devices, that does not go with these flags.
 
         Raises:
             ValueError: it does not.
@@ -564,17 +564,18 @@ class PPOArgs(FrozenArgs):
         if self.mini_batch_size > samples:
             of = f"--rollout_size {self.rollout_size}" + (f" x {group_size} responses" if group_size > 1 else "")
             raise ValueError(f"--mini_batch_size {self.mini_batch_size} is larger than {of}")
+        prompts = self.rollout_size * devices
+        _require(
+            not self.normalize_rewards or prompts >= 8,
+            f"--normalize_rewards needs --rollout_size of at least 8 over all devices for a standard deviation, got"
+            f" {prompts}; raise it or pass --normalize_rewards=False",
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(
             self.rollout_mini_batch_size <= self.rollout_size,
             f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
-        )
-        _require(
-            not self.normalize_rewards or self.rollout_size >= 8,
-            f"--normalize_rewards needs --rollout_size of at least 8 for a standard deviation, got {self.rollout_size};"
-            " raise it or pass --normalize_rewards=False",
         )
         _require(
             self.rm_experiment_dir is not None or bool(self.reward_config or self.reward),

@@ -171,6 +171,27 @@ def _of_rows(packed: PackedShard, rows: Sequence[int]) -> list[int]:
     return [record for row in rows for record in packed.rows[row]]
 
 
+def check_validation(shard: Records[Any] | None, size: int, fabric: Fabric, limit: int | None) -> None:
+    """Whether there will be something to validate on for each device that has to take part: asked before a run starts,
+    since the devices would wait for each other.
+
+    Raises:
+        ValueError: there are fewer records than devices, and the model is in pieces.
+    """
+    if shard is None or not engine_of(fabric).divides_weights(fabric):
+        return
+    stop = _records_validated(shard, size, limit)
+    if stop < fabric.world_size:
+        raise ValueError(
+            f"there are {stop} records to validate on, and the weights are divided over {fabric.world_size} devices, of"
+            " which each must have one; raise --eval_iters, or prepare more"
+        )
+
+
+def _records_validated(shard: Records[Any], size: int, limit: int | None) -> int:
+    return len(shard) if limit is None else min(len(shard), limit * size)
+
+
 def validation_batches(
     shard: Records[Item] | None,
     size: int,
@@ -183,21 +204,13 @@ def validation_batches(
 
     With `tokens` each batch is cut into such of that many places at most (see `Budget`), as far as there can be as many
     on each device: a model in pieces reads with all of them or not at all. For that the last batch of a device may hold
-    one record more, and only where there are fewer records than devices some get none.
-
-    Raises:
-        ValueError: so few, and the model is in pieces.
+    one record more, and only where there are fewer records than devices some get none; see `check_validation`.
     """
+    check_validation(shard, size, fabric, limit)
     if shard is None:
         return
-    stop = len(shard) if limit is None else min(len(shard), limit * size)
-    least, world = stop // fabric.world_size, range(fabric.world_size)
-    if least == 0 and engine_of(fabric).divides_weights(fabric):
-        raise ValueError(
-            f"there are {stop} records to validate on, and the weights are divided over {len(world)} devices, of which"
-            " each must have one; raise --eval_iters, or prepare more"
-        )
-    count = max(-(-least // size), 1)
+    stop, world = _records_validated(shard, size, limit), range(fabric.world_size)
+    count = max(-(-(stop // len(world)) // size), 1)
     for i in range(count):
         place = slice(i * size, (i + 1) * size if i + 1 < count else None)
         rows = [list(range(rank, stop, fabric.world_size)[place]) for rank in world]

@@ -1,18 +1,19 @@
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlhf_stages.rollout.collect import Rollout
+from rlhf_stages.rollout.collect import Rollout, select_rows
 from rlhf_stages.rollout.health import health_metrics
 from rlhf_stages.rollout.monitor import HealthMonitor
 
 
-def test_health_metrics_by_hand():
+def make_rollout():
     junk = 99.0
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 1, 1]]).bool()
     log_ratio = torch.tensor([[1.0, 1, 1], [-1, 0, junk], [0, 0, junk], [0.5, 0, 0]])
-    rollout = Rollout(
+    return Rollout(
         prompt_ids=torch.zeros(4, 1),
         prompt_mask=torch.ones(4, 1, dtype=torch.bool),
         # pairs: 78 87, 78, 78, 78 88; the second and third are equal (but for what lies under the padding)
@@ -27,7 +28,11 @@ def test_health_metrics_by_hand():
         scores=torch.tensor([4.0, 1.0, 3.0, 2.0]),
         ended=torch.ones(4, dtype=torch.bool),
     )
-    found = {name: value.item() for name, value in health_metrics(rollout).items()}
+
+
+def test_health_metrics_by_hand():
+    one_device = SimpleNamespace(all_gather=lambda values: values)
+    found = {name: value.item() for name, value in health_metrics(make_rollout(), one_device).items()}
     assert found == pytest.approx(
         {
             "health/entropy": 18 / 10,
@@ -41,6 +46,21 @@ def test_health_metrics_by_hand():
             "health/score_p95": 3.85,
         }
     )
+
+
+def test_two_devices_see_the_extremes_and_deviations_of_both():
+    rollout, brought = make_rollout(), []
+    halves = [select_rows(rollout, rows) for rows in ([0, 1], [2, 3])]
+    for half in halves:
+        health_metrics(half, SimpleNamespace(all_gather=lambda values: brought.append(values) or values))
+    both = SimpleNamespace(all_gather=lambda values: torch.stack(brought))
+    whole = health_metrics(rollout, SimpleNamespace(all_gather=lambda values: values))
+    for half in halves:
+        found = health_metrics(half, both)
+        for name in whole.keys() - {"health/duplicate_percentage", "health/distinct_2"}:
+            assert found[name].item() == pytest.approx(whole[name].item()), name
+        # 78 87 78, and 78 78 88: in each two of three pairs are new
+        assert found["health/distinct_2"].item() == pytest.approx(2 / 3)
 
 
 WELL = {
