@@ -67,7 +67,7 @@ class BrowseTab:
         self._make_table()
         self._make_editor()
         filters = [page.language, self.who, self.verdict, self.text]
-        rows, quiet = [self.note, self.table, self.work, self.who], {"show_progress": "hidden"}
+        rows, quiet = [self.count, self.table, self.work, self.who], {"show_progress": "hidden"}
         self.show.click(self.list_rows, filters, rows, api_name="list", **quiet)
         for event in (tab.select, self.text.submit, self.who.input, self.verdict.input):
             event(self.list_rows, filters, rows, api_visibility="private", **quiet)
@@ -97,7 +97,8 @@ class BrowseTab:
         with gr.Row():
             self.show = page.worded(gr.Button(elem_id="show", variant="primary"), value="refresh")
             self.export = page.worded(gr.Button(elem_id="export"), value="export")
-        self.note = gr.HTML(elem_id="browse-note")
+        # two places: the list is also read after a change, and may answer after an export that was asked for later
+        self.note, self.count = gr.HTML(elem_id="browse-note"), gr.HTML(elem_id="browse-count")
         table = gr.Dataframe(
             elem_id="judgements",
             interactive=False,
