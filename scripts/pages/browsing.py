@@ -71,7 +71,7 @@ class BrowseTab:
         self.show.click(self.list_rows, filters, rows, api_name="list", **quiet)
         for event in (tab.select, self.text.submit, self.who.input, self.verdict.input):
             event(self.list_rows, filters, rows, api_visibility="private", **quiet)
-        self.export.click(self.write, page.language, self.note, api_name="export")
+        self.export.click(self.write, page.language, self.note, api_name="export", show_progress_on=self.table)
         opened = [self.item, self.revision, self.token, self.new_verdict, self.new_text]
         self.table.select(
             self.open_row, page.language, [self.number, *opened], api_visibility="private", **quiet
@@ -113,7 +113,7 @@ class BrowseTab:
 
     def _make_editor(self) -> None:
         page = self.page
-        with gr.Row():
+        with gr.Row(elem_id="open-row"):
             self.number = page.worded(gr.Number(precision=0, elem_id="number"), label="open")
             self.fetch = page.worded(gr.Button(elem_id="fetch"), value="open_button")
         self.item = gr.HTML(elem_id="item")

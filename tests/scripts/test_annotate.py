@@ -314,5 +314,6 @@ def test_the_page_fits_a_narrow_screen_is_dark_where_that_is_wanted_and_speaks_c
         page.wait_for_selector("#cards .card-3 .reply")
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("#cards").bounding_box()["width"] > (350 if width == 390 else 1100)  # little is margin
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")

@@ -263,6 +263,7 @@ def test_a_folder_without_experiments_is_said_and_any_layout_fits(server, browse
         wait_done(page, 1)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("#talk").bounding_box()["width"] > (350 if width == 390 else 800)  # little is margin
         write(page, "name the tea " * 60)
         wait_done(page, 2)
         assert_inside(page)
