@@ -11,6 +11,8 @@ It reads two experiment folders and writes one of stage sft, from which every ot
 from dataclasses import dataclass
 from pathlib import Path
 
+from simple_parsing import field
+
 from rlhf_stages.args import FabricArgs, GenerationArgs, ModelArgs, TrainArgs
 from rlhf_stages.cli import parse, run
 
@@ -23,6 +25,8 @@ class BestOfNArgs(TrainArgs):
     rm_experiment_dir: str  # RM experiment that chooses
     num_prompts: int = 512  # Prompts that are answered, at most
     learning_rate: float = 1e-5  # Peak learning rate; falls along a cosine
+    eval_interval: int = field(default=100, cmd=False)  # No flag, as there is no validation
+    eval_iters: int | None = field(default=None, cmd=False)  # No flag either
 
 
 def main(argv: list[str] | None = None) -> Path:

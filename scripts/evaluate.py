@@ -14,6 +14,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Print the comparison; returns what --output holds."""
     args, generation, fabric_args = parse(EvaluateArgs, GenerationArgs, FabricArgs, argv=argv, description=__doc__)
 
+    import warnings
     from dataclasses import asdict
     from pathlib import Path
 
@@ -26,14 +27,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.evaluation import dialogue, policies
     from rlhf_stages.evaluation.bootstrap import Measure, with_intervals
-    from rlhf_stages.evaluation.checkpoints import is_reward_model, named
+    from rlhf_stages.evaluation.checkpoints import checkpoints_of, is_reward_model, named, of_other_data
     from rlhf_stages.evaluation.document import document, side_by_side
     from rlhf_stages.evaluation.gold import load_score
     from rlhf_stages.evaluation.perplexity import perplexity, response_nll
     from rlhf_stages.evaluation.policies import Reply, policy_replies, with_probabilities
     from rlhf_stages.evaluation.records import first_records
     from rlhf_stages.evaluation.reward_accuracy import LONGER_WINS, SPLITS, Pairs, accuracy_rows, judged_pairs
-    from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint, unique_name
+    from rlhf_stages.experiment import parent_checkpoint, unique_name
     from rlhf_stages.files import write_json, write_text
     from rlhf_stages.models.loading import load_causal, load_scalar
     from rlhf_stages.reporting.lineage import base_models
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         raise ValueError(f"--strategy={fabric_args.strategy} is for training; evaluate.py takes auto or ddp")
     info = read_data_info(args.data_dir)
     gold_score = load_score(args.gold_score) if args.gold_score else None
-    given = [resolve_checkpoint(path) for path in args.experiment_dirs]
+    given, notes = checkpoints_of(args.experiment_dirs)
     scorers = [checkpoint for checkpoint in given if is_reward_model(checkpoint)]
     if args.rm_experiment_dir:
         scorers.insert(0, parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")[0])
@@ -56,14 +57,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for base in base_models(own.values()) if args.use_pretrained else ():
         sources[unique_name("base", taken={*sources, *own})] = base
     sources |= {name: str(checkpoint) for name, checkpoint in own.items()}
-    reward_models = {name: str(checkpoint) for name, checkpoint in named(scorers, taken=[LONGER_WINS]).items()}
+    judges = named(scorers, taken=[LONGER_WINS])
+    reward_models = {name: str(checkpoint) for name, checkpoint in judges.items()}
+    notes += of_other_data(own | judges, info.dataset)
+    for note in notes:
+        warnings.warn(note, stacklevel=1)
     tokenizers = {source: load_tokenizer(source) for source in (*sources.values(), *reward_models.values())}
     for source, tokenizer in tokenizers.items():
         info.check_tokenizer(tokenizer, source)
 
     # 2. What they are compared on
-    notes: list[str] = []
-
     def read(name: str, count: int, purpose: str, responses: int, is_required: bool = False) -> list[Record]:
         found, problems = first_records(
             info.path / name, count, purpose, responses=responses, vocab_size=len(tokenizer), is_required=is_required

@@ -29,6 +29,7 @@ from rlhf_stages.rollout.collect import Scores
 from rlhf_stages.rollout.generation import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
+COPIES = {}  # Of folders of the repository, by name, whose scripts load_script takes: run_mutants.py has faulty ones
 KINDS = ("gpt2", "opt", "llama", "neox")
 ENCODERS = ("bert", "roberta")
 NOUNS = ("colour", "price", "size")
@@ -149,7 +150,8 @@ def write_data(folder, tokenizer, *, finetune=None, preference=None, prompt=None
 
 def load_script(path):
     """A script of the repository, by its path from the root, as a module."""
-    path = ROOT / path
+    folder, *rest = Path(path).parts
+    path = COPIES.get(folder, ROOT / folder).joinpath(*rest)
     spec = importlib.util.spec_from_file_location(f"script_{path.parent.name}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # as Python does for a script

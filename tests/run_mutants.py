@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Apply each single-line fault of mutants.md to a copy of the package and see a fast test fail: `make mutants`.
+"""Apply each single-line fault of mutants.md to a copy of the code and see a fast test fail: `make mutants`.
 
 Names or numbers of mutants as arguments run those alone. A mutant whose tests pass has survived; the exit code is 1.
 """
@@ -21,12 +21,14 @@ ENTRY = re.compile(
     r"```diff\n-(?P<old>.+)\n\+(?P<new>.+)\n```$",
     re.MULTILINE,
 )
+# What is copied, by the first folder of a mutant's file; tests load the scripts of the last by their path
+FOLDERS = {"rlhf_stages": ROOT / "src" / "rlhf_stages", "examples": ROOT / "examples"}
 SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A line of a file under src/rlhf_stages, what becomes of it, and the tests that are to notice."""
+    """A line of a file of the package or of examples/, what becomes of it, and the tests that are to notice."""
 
     number: int
     name: str
@@ -35,14 +37,18 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
 
+    @property
+    def path(self) -> Path:
+        """The file within a folder that holds both copies; mutants.md leaves the package's name out."""
+        return Path(self.file) if self.file.startswith("examples/") else Path("rlhf_stages") / self.file
+
     def text(self) -> str:
         """The file with the fault in it.
 
         Raises:
             ValueError: the line is not there exactly once.
         """
-        original = (ROOT / "src" / "rlhf_stages" / self.file).read_text(encoding="utf-8")
-        lines = original.splitlines()
+        lines = (FOLDERS[self.path.parts[0]].parent / self.path).read_text(encoding="utf-8").splitlines()
         places = [i for i, line in enumerate(lines) if line.strip() == self.old.strip()]
         if len(places) != 1:
             raise ValueError(f"mutant {self.number}: {self.old.strip()!r} is in {self.file} {len(places)} times")
@@ -64,11 +70,11 @@ def read_mutants() -> list[Mutant]:
 
 
 def is_caught(mutant: Mutant) -> bool:
-    """Whether the tests fail in a process of their own whose package has the fault."""
+    """Whether the tests fail in a process of their own whose code has the fault."""
     with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "rlhf_stages"
-        shutil.copytree(ROOT / "src" / "rlhf_stages", package, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / mutant.file).write_text(mutant.text(), encoding="utf-8")
+        for name, original in FOLDERS.items():
+            shutil.copytree(original, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (Path(folder) / mutant.path).write_text(mutant.text(), encoding="utf-8")
         child = os.fork()
         if child == 0:
             _run_tests(folder, mutant.tests)
@@ -86,14 +92,18 @@ def is_caught(mutant: Mutant) -> bool:
 
 
 def _run_tests(folder: str, tests: tuple[str, ...]) -> None:
-    """In the child: import the faulty package, run, and leave with pytest's exit code."""
+    """In the child: import the faulty code, run, and leave with pytest's exit code."""
     os.chdir(ROOT)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    sys.path.insert(0, folder)
+    sys.path[:0] = [folder, str(ROOT / "tests")]
     sys.dont_write_bytecode = True
     import pytest
+
+    import helpers
+
+    helpers.COPIES["examples"] = Path(folder) / "examples"
 
     options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp"]
     os._exit(int(pytest.main([*options, *tests])))

@@ -51,7 +51,8 @@ ELLIPSIS = [
     "--experiment_name=own", "--save_interval=1",
 ]  # fmt: skip
 CPU = ["--accelerator=cpu", "--devices=1"]
-SHORT = ["--max_steps=2", "--eval_iters=1", "--mini_batch_size=4", "--micro_batch_size=4", *CPU]
+FEW = ["--max_steps=2", "--mini_batch_size=4", "--micro_batch_size=4", *CPU]
+SHORT = [*FEW, "--eval_iters=1"]
 PREPARE = ["--num_samples=40", "--num_workers=1", "--max_length=128", "--max_prompt_length=96"]
 SMALL = {
     "scripts/rlhf_sft.py": [*SHORT, "--max_new_tokens=4"],
@@ -68,7 +69,7 @@ SMALL = {
     "scripts/annotate.py": ["--max_new_tokens=4", "--device=cpu"],
     "scripts/score_and_step.py": ["--max_new_tokens=4", *CPU],
     "scripts/compare.py": ["--num_prompts=2", "--max_new_tokens=4", *CPU],
-    "examples/best_of_n.py": [*SHORT, "--num_prompts=8", "--max_new_tokens=4"],
+    "examples/best_of_n.py": [*FEW, "--num_prompts=8", "--max_new_tokens=4"],
     "examples/faq/prepare_data.py": ["--num_workers=1"],
     "data_prep/helpdesk/prepare_data.py": ["--num_dialogues=400", "--num_test_dialogues=100", "--num_workers=1"],
     "data_prep/helpful_harmless/prepare_data.py": PREPARE,

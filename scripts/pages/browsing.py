@@ -67,11 +67,11 @@ class BrowseTab:
         self._make_table()
         self._make_editor()
         filters = [page.language, self.who, self.verdict, self.text]
-        rows, quiet = [self.note, self.table, self.work, self.who], {"show_progress": "hidden"}
+        rows, quiet = [self.count, self.table, self.work, self.who], {"show_progress": "hidden"}
         self.show.click(self.list_rows, filters, rows, api_name="list", **quiet)
         for event in (tab.select, self.text.submit, self.who.input, self.verdict.input):
             event(self.list_rows, filters, rows, api_visibility="private", **quiet)
-        self.export.click(self.write, page.language, self.note, api_name="export")
+        self.export.click(self.write, page.language, self.note, api_name="export", show_progress_on=self.table)
         opened = [self.item, self.revision, self.token, self.new_verdict, self.new_text]
         self.table.select(
             self.open_row, page.language, [self.number, *opened], api_visibility="private", **quiet
@@ -97,7 +97,8 @@ class BrowseTab:
         with gr.Row():
             self.show = page.worded(gr.Button(elem_id="show", variant="primary"), value="refresh")
             self.export = page.worded(gr.Button(elem_id="export"), value="export")
-        self.note = gr.HTML(elem_id="browse-note")
+        # two places: the list is also read after a change, and may answer after an export that was asked for later
+        self.note, self.count = gr.HTML(elem_id="browse-note"), gr.HTML(elem_id="browse-count")
         table = gr.Dataframe(
             elem_id="judgements",
             interactive=False,
@@ -112,7 +113,7 @@ class BrowseTab:
 
     def _make_editor(self) -> None:
         page = self.page
-        with gr.Row():
+        with gr.Row(elem_id="open-row"):
             self.number = page.worded(gr.Number(precision=0, elem_id="number"), label="open")
             self.fetch = page.worded(gr.Button(elem_id="fetch"), value="open_button")
         self.item = gr.HTML(elem_id="item")

@@ -9,7 +9,15 @@ import gradio as gr
 from transformers.utils import logging as transformers_logging
 
 from rlhf_stages.args import DemoArgs, GenerationArgs
-from rlhf_stages.demo.choices import POLICIES, checkpoints_of, examples_of, find_experiments, settings_of, source_of
+from rlhf_stages.demo.choices import (
+    POLICIES,
+    checkpoints_of,
+    different_data,
+    examples_of,
+    find_experiments,
+    settings_of,
+    source_of,
+)
 from rlhf_stages.demo.talk import Models, Request, Turn, answer, reason_of
 from rlhf_stages.feedback.accounts import read_users
 
@@ -157,6 +165,7 @@ class DemoPage:
             for session in sessions
         ]
         notes = [note for session in sessions for note in session.notes]
+        notes.append(different_data([experiment for experiment, _ in pairs]))
         return message(f"Loaded: {'; '.join(lines)}. {' '.join(notes)}".strip(), "good")
 
     def load_settings(self, experiment: str | None) -> list[Any]:
@@ -203,6 +212,7 @@ class DemoPage:
         self._stops.discard(who)
         try:
             asked = self._request(rest)
+            note = message(different_data([experiment for experiment, _ in asked.models]))
         except (ValueError, OSError) as error:
             yield [*[gr.skip()] * 5, message(reason_of(error), "bad")]
             return
@@ -214,7 +224,7 @@ class DemoPage:
                 turns,
                 *buttons,
                 box if number == 0 else gr.skip(),
-                "" if number == 0 else gr.skip(),
+                note if number == 0 else gr.skip(),
             ]
         yield [transcript(turns, ""), turns, *end, gr.skip(), gr.skip()]
 

@@ -12,7 +12,20 @@ from uvicorn import Config, Server
 from rlhf_stages.feedback import accounts
 
 STYLE = (Path(__file__).parent / "annotation.css").read_text(encoding="utf-8")
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # of this machine, not fetched
+# fonts of this machine, not fetched; colours that differ enough from what they lie on to be read (4.5 : 1 and more)
+THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]).set(
+    body_text_color_subdued="*neutral_500",
+    input_placeholder_color="*neutral_500",
+    input_placeholder_color_dark="*neutral_400",
+    checkbox_border_color="*neutral_400",
+    checkbox_border_color_dark="*neutral_500",
+    button_primary_background_fill="*primary_700",
+    button_primary_background_fill_dark="*primary_700",
+    button_primary_background_fill_hover="*primary_800",
+    button_primary_background_fill_hover_dark="*primary_800",
+)
+# no second margin on a narrow screen; a rule of its own, since Gradio keeps its `css` to what is within that margin
+NARROW = "@media (max-width: 700px) { .gradio-container > .main { padding: 0 !important; } }"
 
 
 def serve(page: gr.Blocks, script: str, args: Any, users: Any, *, style: str = STYLE, hint: str | None = None) -> None:
@@ -41,7 +54,7 @@ def serve(page: gr.Blocks, script: str, args: Any, users: Any, *, style: str = S
             ssr_mode=False,
             theme=THEME,
             css=style,
-            head=f"<script>{script}</script>",
+            head=f"<style>{NARROW}</style><script>{script}</script>",
         )
         host = f"[{args.host}]" if ":" in args.host else args.host
         hint = f"all is in {args.database}" if hint is None else hint

@@ -255,6 +255,14 @@ def experiment_of(checkpoint: Path) -> Path | None:
     return experiment if checkpoint.parent.name == "checkpoints" and (experiment / "args.json").is_file() else None
 
 
+def dataset_of(checkpoint: Path) -> str | None:
+    """Name of the data that the run of a checkpoint learned from; None where nothing says it."""
+    experiment = experiment_of(checkpoint)
+    facts = None if experiment is None else read_json(experiment / "args.json").get("data_args")
+    name = facts.get("dataset") if isinstance(facts, dict) else None
+    return str(name) if name else None
+
+
 def unique_name(name: str, taken: Container[str]) -> str:
     """The name, short enough for a table, numbered where it is taken."""
     name, number = printable(name[:40]), 2

@@ -8,6 +8,7 @@ from rlhf_stages.demo.choices import (
     PRETRAINED,
     Source,
     checkpoints_of,
+    different_data,
     examples_of,
     find_experiments,
     settings_of,
@@ -103,6 +104,15 @@ def test_what_is_not_there_is_said(tmp_path):
     empty = experiment(tmp_path / "d" / "n" / "dpo", "dpo", steps=())
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
         checkpoints_of(str(empty))
+
+
+def test_runs_on_different_data_are_said(tmp_path):
+    sft, ppo, other = (experiment(tmp_path / name, stage) for name, stage in
+                       (("tea/n/sft", "sft"), ("tea/n/ppo", "ppo"), ("bikes/n/sft", "sft")))  # fmt: skip
+    assert different_data([str(sft), str(other)]) == (
+        "These are runs on different data (tea and bikes): the replies may differ for that alone."
+    )
+    assert different_data([str(sft), str(ppo)]) == different_data([str(sft), "some/hub-model"]) == ""
 
 
 def test_settings_and_examples_are_those_of_the_run(tmp_path):

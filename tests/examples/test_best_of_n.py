@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlhf_stages.data.shards import ShardWriter
 from rlhf_stages.experiment import digest, parent_checkpoint, resolve_checkpoint
@@ -50,6 +51,24 @@ def test_the_reply_with_the_highest_score_is_learned_for_each_prompt(tiny_run, t
     assert summary["score_best"] > summary["score_mean"]
 
 
+def test_the_loss_is_that_of_the_tokens_of_the_replies(tiny_run, tmp_path, monkeypatch):
+    learned, add = [], ShardWriter.add
+
+    def adding(writer, prompt, responses, truncated):
+        learned.append((prompt, responses[0][: len(responses[0]) - truncated[0]]))
+        add(writer, prompt, responses, truncated)
+
+    monkeypatch.setattr(ShardWriter, "add", adding)
+    folder = run(tiny_run, tmp_path, "--mini_batch_size=10", "--micro_batch_size=5", "--disable_dropout")
+    model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(tiny_run.sft)).eval()
+    nll = []
+    for prompt, reply in learned:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt + reply])).logits[0].log_softmax(-1)
+        nll += [-logprobs[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
+    assert read_metrics(folder)["train/loss"] == {1: pytest.approx(sum(nll) / len(nll), rel=1e-4)}
+
+
 def test_it_writes_an_experiment_from_which_other_stages_go_on(tiny_run, tmp_path):
     folder = run(tiny_run, tmp_path / "runs", "--epochs=4", "--experiment_name=best")
     assert folder == tmp_path / "runs" / "toy" / "best" / "sft"
@@ -73,6 +92,18 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tiny_run, tmp_path):
     assert run(tiny_run, tmp_path, "--save_interval=1", "--resume=1") == folder
     assert read_metrics(folder)["train/loss"].keys() == {1, 2, 3}
     assert digest(resolve_checkpoint(folder)) == before
+
+
+def test_flags_of_a_validation_that_it_does_not_have_are_not_offered(capsys):
+    example = load_script("examples/best_of_n.py")
+    with pytest.raises(SystemExit):
+        example.main(["--help"])
+    assert "--learning_rate" in (offered := capsys.readouterr().out)
+    assert "--eval_" not in offered
+    with pytest.raises(SystemExit) as stop:
+        example.main(["--sft_experiment_dir=a", "--rm_experiment_dir=b", "--eval_interval=5"])
+    assert stop.value.code == 2
+    assert "--eval_interval=5" in capsys.readouterr().err
 
 
 def test_what_it_cannot_do_is_said(tiny_run, tmp_path):

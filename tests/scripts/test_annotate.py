@@ -218,7 +218,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#rank-note >> text=Read the replies")
 
     page.get_by_role("tab", name="Browse").click()
-    page.wait_for_selector("#browse-note >> text=2 shown of 2")
+    page.wait_for_selector("#browse-count >> text=2 shown of 2")
     page.wait_for_selector("#judgements >> text=all bad >> visible=true")
     page.wait_for_selector("#work >> text=ann")
     page.locator("#number input").fill("1")
@@ -231,6 +231,12 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#judgements >> text=4, 3, 2, 1 >> visible=true")  # the list has been read again
     page.click("#export")
     page.wait_for_selector("#browse-note >> text=Exported 1 rankings (1 lists)")
+    searched = page.locator("#by-text").locator("input, textarea").first
+    searched.fill("not to be found")
+    searched.press("Enter")
+    page.wait_for_selector("#browse-count >> text=0 shown of 0")
+    assert "Exported" in page.inner_text("#browse-note")  # a list that is read later leaves it there
+    searched.fill("")
 
     page.get_by_role("tab", name="Score").click()
     page.locator("#title").click()
@@ -245,13 +251,13 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#score-note >> text=Read the reply")  # it went on to the next
 
     page.get_by_role("tab", name="Browse").click()
-    page.wait_for_selector("#browse-note >> text=3 shown of 3")
+    page.wait_for_selector("#browse-count >> text=3 shown of 3")
     page.locator("#number input").fill("2")
     page.click("#fetch")
     page.wait_for_function("document.querySelector('#new-verdict input').value === 'all bad'")
     page.click("#delete")
     page.wait_for_selector("#edited >> text=Number 2 is deleted")
-    page.wait_for_selector("#browse-note >> text=2 shown of 2")
+    page.wait_for_selector("#browse-count >> text=2 shown of 2")
 
     opened = Store(tmp_path / "f.sqlite")
     first, second = (opened.history(number) for number in (1, 2))
@@ -308,5 +314,6 @@ def test_the_page_fits_a_narrow_screen_is_dark_where_that_is_wanted_and_speaks_c
         page.wait_for_selector("#cards .card-3 .reply")
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("#cards").bounding_box()["width"] > (350 if width == 390 else 1100)  # little is margin
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")

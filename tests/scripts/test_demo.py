@@ -1,5 +1,5 @@
 """The demo pages in a browser. With RLHF_STAGES_SCREENSHOTS=folder the test writes its pictures there; those in
-docs/images were taken the same way of what `make demo` makes."""
+docs/images were taken the same way of what `make demo` makes, with fewer steps."""
 
 import json
 import re
@@ -48,7 +48,8 @@ def material(tmp_path_factory):
     named = lambda stage, *rest, **more: experiment(root / "toy" / "demo" / stage, stage, *rest, **more)  # noqa: E731
     ppo, sft, rm = named("ppo", [1, 2]), named("sft", [3]), named("rm", [4])
     broken = experiment(root / "toy" / "broken" / "sft", "sft", [5], vocab_size=20)
-    return SimpleNamespace(root=root, ppo=ppo, sft=sft, rm=rm, broken=broken)
+    other = experiment(root / "play" / "demo" / "sft", "sft", [6])
+    return SimpleNamespace(root=root, ppo=ppo, sft=sft, rm=rm, broken=broken, other=other)
 
 
 @pytest.fixture
@@ -186,6 +187,12 @@ def test_load_send_stop_switch_compare_and_regenerate(server, browse, material, 
     assert last(page, 0) != last(page, 1)
     assert page.locator("#talk .turn").last.locator(".score.best").count() == 1
     picture(page, "demo-comparison")
+    assert "different data" not in page.inner_text("#main")
+    choose(page, "#experimentB", str(material.other))
+    page.wait_for_function("document.querySelector('#checkpointB input').value === 'step-000006 · latest'")
+    write(page, "name the tea")
+    page.wait_for_selector("#note >> text=These are runs on different data (toy and play)")
+    wait_done(page, 4, replies=2)
 
     page.click("#load-settings")
     page.wait_for_selector("#note >> text=The settings are those of the experiment")
@@ -256,6 +263,7 @@ def test_a_folder_without_experiments_is_said_and_any_layout_fits(server, browse
         wait_done(page, 1)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("#talk").bounding_box()["width"] > (350 if width == 390 else 800)  # little is margin
         write(page, "name the tea " * 60)
         wait_done(page, 2)
         assert_inside(page)

@@ -142,3 +142,24 @@ def test_what_only_acts_on_policies(tiny_run, capsys):
         with pytest.raises(SystemExit):
             evaluate(tiny_run.data, f"--rm_experiment_dir={tiny_run.rm}", flag)
         assert "only act on policies: give --experiment_dirs" in capsys.readouterr().err
+
+
+def test_what_has_no_checkpoint_or_learned_from_other_data_is_said_and_the_rest_compared(tiny_run, tmp_path, capsys):
+    other = tmp_path / "other" / "sft"
+    shutil.copytree(tiny_run.sft, other)
+    args = json.loads((other / "args.json").read_text())
+    args["data_args"]["dataset"] = "summaries"
+    (other / "args.json").write_text(json.dumps(args))
+    gone, begun = tmp_path / "gone", shutil.copytree(tiny_run.sft, tmp_path / "begun" / "sft")
+    shutil.rmtree(begun / "checkpoints")
+    with pytest.warns(UserWarning, match="has no finished checkpoint yet"):
+        results = evaluate(tiny_run.data, "--experiment_dirs", *map(str, (gone, begun, tiny_run.sft, other)))
+    assert list(results["summary"]) == ["sft", "sft-2"]
+    assert results["notes"] == [
+        f"left out: no folder {gone}; expected an experiment, one of its checkpoints, or a model folder",
+        f"left out: {begun} has no finished checkpoint yet; let its stage run to the first save",
+        "sft-2 comes from summaries; compared on toy: a difference may come from the data as much as from the training",
+    ]
+    assert "sft-2 comes from summaries; compared on toy" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(FileNotFoundError, match=r"no folder .*/gone; .*; .*/begun/sft has no finished checkpoint"):
+        evaluate(tiny_run.data, "--experiment_dirs", str(gone), str(begun))

@@ -97,6 +97,15 @@ def source_of(experiment: str, checkpoint: str) -> Source:
     return Source(str(folder / checkpoint), None, title)
 
 
+def different_data(experiments: Sequence[str]) -> str:
+    """A sentence, if the runs of two experiments learned from different data; else, and for other models, nothing."""
+    found = [directory for directory in map(_experiment_of, experiments) if directory is not None]
+    datasets = list(dict.fromkeys(Run(directory, read_json(directory / "args.json")).dataset for directory in found))
+    if len(datasets) < 2:
+        return ""
+    return f"These are runs on different data ({' and '.join(datasets)}): the replies may differ for that alone."
+
+
 def settings_of(experiment: str) -> dict[str, Any]:
     """How an experiment sampled its own texts, by flag; empty for a model from elsewhere."""
     directory = _experiment_of(experiment)

@@ -21,13 +21,12 @@ from rlhf_stages.args import CompareArgs, GenerationArgs, ModelArgs
 from rlhf_stages.data.collate import pad_left
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
-from rlhf_stages.experiment import digest, resolve_checkpoint, stage_name
+from rlhf_stages.experiment import dataset_of, digest, resolve_checkpoint, stage_name
 from rlhf_stages.feedback.desk import Shown, Ticket, check_name, shuffled
 from rlhf_stages.feedback.records import Item, Judgement, Opinion
 from rlhf_stages.feedback.sampling import check_prompt, read_prompts, reply_text
 from rlhf_stages.feedback.store import Store
 from rlhf_stages.feedback.wording import Refusal
-from rlhf_stages.files import read_json
 from rlhf_stages.models.forward import check_context
 from rlhf_stages.models.loading import load_causal
 from rlhf_stages.plan import to_device
@@ -55,10 +54,7 @@ def contestants_of(models: Sequence[str]) -> tuple[Contestant, Contestant]:
         is_folder = Path(model).exists() or (Path(model).parent != Path(".") and Path(model).parent.is_dir())
         source = resolve_checkpoint(model) if is_folder else Path(model)
         name = stage_name(source, taken=[one.name for one in found]) if is_folder else model
-        args_file = source.parent.parent / "args.json"
-        facts = read_json(args_file).get("data_args") if is_folder and args_file.is_file() else None
-        dataset = facts.get("dataset") if isinstance(facts, dict) else None
-        found.append(Contestant(name, str(source), digest(source) if is_folder else "", dataset and str(dataset)))
+        found.append(Contestant(name, str(source), digest(source) if is_folder else "", dataset_of(source)))
     first, second = found
     if first.source == second.source or first.digest == second.digest != "":
         raise ValueError(f"{models[0]} and {models[1]} are the same model; there is nothing to compare")

@@ -149,7 +149,7 @@ def checkpoints(run: Run) -> Markup | None:
 
 
 def evaluation(found: Evaluation | None) -> Markup | None:
-    """evaluate.py's table, and texts side by side."""
+    """evaluate.py's table, texts side by side, and how often reward models are right."""
     if found is None:
         return None
     parts = [tag("h2", "Before and after", id="evaluation")]
@@ -161,9 +161,10 @@ def evaluation(found: Evaluation | None) -> Markup | None:
         ]
         held_out = f"Held-out prompts, {found.settings}." if found.settings else "Held-out prompts."
         parts += [tag("p", held_out, class_="muted"), table(["", *found.policies], rows, numbers=len(found.policies))]
-    if found.reward_accuracy:
+    parts += [_comparison(row) for row in found.comparisons]
+    if found.reward_accuracy:  # a long table
         parts += _reward_accuracy(found.reward_accuracy)
-    return tag("section", *parts, *(_comparison(row) for row in found.comparisons))
+    return tag("section", *parts)
 
 
 def _reward_accuracy(splits: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Markup]:
