@@ -74,8 +74,10 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 4. Log-probability of every text of a batch, (S,): chosen and rejected in one forward
     def text_logprobs(of: torch.nn.Module, batch: PreferenceBatch) -> torch.Tensor:
-        starts = batch.prompt_lengths if args.use_masked_targets else torch.zeros_like(batch.prompt_lengths)
-        return sequence_logprobs(of, batch.input_ids, batch.attention_mask, starts, batch.response_ends)
+        starts, size = batch.prompt_lengths, batch.response_mask.shape[1]
+        if not args.use_masked_targets:
+            starts, size = torch.zeros_like(starts), batch.input_ids.shape[1]
+        return sequence_logprobs(of, batch.input_ids, batch.attention_mask, starts, batch.response_ends, size)
 
     @torch.no_grad()
     def ref_text_logprobs(batch: PreferenceBatch) -> torch.Tensor:
@@ -95,9 +97,9 @@ def main(argv: list[str] | None = None) -> Path:
         better, worse = batch.better, batch.worse
         ref_logprobs = ref_text_logprobs(batch)
         logprobs = text_logprobs(model, batch)
-        loss, _ = dpo_loss(
-            logprobs[better], logprobs[worse], ref_logprobs[better], ref_logprobs[worse], args.beta, label_smoothing
-        )
+        # not logprobs[better]: its backward sorts, and index_select's adds
+        sides = [of.index_select(0, side) for of in (logprobs, ref_logprobs) for side in (better, worse)]
+        loss, _ = dpo_loss(*sides, args.beta, label_smoothing)
         return loss, {"logprobs": logprobs, "ref_logprobs": ref_logprobs}
 
     def note_rewards(batch: PreferenceBatch, said: Mapping[str, torch.Tensor], prefix: str, into: Averages) -> None:

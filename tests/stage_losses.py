@@ -137,6 +137,7 @@ class DPO(RM):
 
     def loss_sum(self, model, batch):
         text = batch.input_ids, batch.attention_mask, batch.prompt_lengths, batch.response_ends
+        text = *text, batch.response_mask.shape[1]
         with torch.no_grad():
             reference = sequence_logprobs(self.reference, *text)
         logprobs, better, worse = sequence_logprobs(model, *text), batch.better, batch.worse

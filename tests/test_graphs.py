@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_stages import loop
 from rlhf_stages.args import FabricArgs, PPOArgs
@@ -33,6 +34,19 @@ class Again:
                 statistics[name].copy_(value)
 
         return (loss, statistics), replay
+
+
+class Unasked(TorchDispatchMode):
+    """On the CPU: refuses what a CUDA graph could not hold, since the host would wait for the device or feed it."""
+
+    waiting = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "lift_fresh"})
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in self.waiting or by_mask:
+            raise RuntimeError(f"{name} cannot be recorded")
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -130,6 +144,33 @@ def test_models_that_take_turns_share_the_memory_of_gradients_and_one_alone_does
     assert places[0] == places[1] == places[2]
 
 
+@pytest.mark.parametrize(
+    ("stage", "flags"),
+    [
+        ("sft", []),
+        *[("rm", [f"--loss_type={kind}"]) for kind in ("per_sample", "average")],
+        ("rm", ["--loss_type=last_token", "--center_rewards_coeff=0.01"]),
+        ("dpo", []),
+        ("dpo", ["--use_masked_targets=False"]),
+        ("ppo", ["--entropy_coeff=0.01", "--kl_loss_coeff=0.1", "--normalize_values"]),
+        ("ppo", ["--share_actor_critic", "--value_loss=huber"]),
+    ],
+)
+def test_no_loss_asks_the_device_anything(tmp_path, tiny_run, monkeypatch, stage, flags):
+    def record(work):
+        with Unasked():
+            return Again()(work)
+
+    monkeypatch.setattr(loop, "make_graphs", lambda fabric, args: Graphs(record, pytest.fail))
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    start = {"sft": [f"--model_name={tiny_run.model}"], "ppo": [f"--rm_experiment_dir={tiny_run.rm}"]}.get(stage, [])
+    start += [] if stage == "sft" else [f"--sft_experiment_dir={tiny_run.sft}"]
+    sizes = ["--mini_batch_size=8", "--micro_batch_size=4", "--max_steps=1", "--cuda_graphs"]
+    sizes += [] if stage == "rm" else ["--max_new_tokens=4"]
+    sizes += ["--rollout_size=8", "--rollout_mini_batch_size=8"] if stage == "ppo" else []
+    run_stage(stage, tmp_path, tiny_run.data, *start, *sizes, *flags)
+
+
 def test_cuda_graphs_need_one_gpu(fabric):
     with pytest.raises(ValueError, match="one GPU"):
         loop.make_graphs(fabric, PPOArgs(sft_experiment_dir="", rm_experiment_dir="", cuda_graphs=True))
@@ -193,6 +234,7 @@ def test_every_stage_can_be_recorded(tmp_path, tiny_run, stage, capfd):
     start = {"dpo": [f"--sft_experiment_dir={tiny_run.sft}"]}.get(stage, [f"--model_name={tiny_run.model}"])
     sizes = ["--mini_batch_size=4", "--micro_batch_size=2", "--max_steps=4", "--log_interval=1", "--accelerator=cuda"]
     sizes += ["--disable_dropout"]  # or the two would draw other masks
+    sizes += [] if stage == "rm" else ["--max_new_tokens=4"]
     of_run = {
         graphs: read_metrics(
             run_stage(stage, tmp_path / str(graphs), tiny_run.data, f"--cuda_graphs={graphs}", *start, *sizes)

@@ -5,6 +5,7 @@ import torch
 
 from rlhf_stages.data.collate import (
     PromptBatch,
+    Width,
     collate_finetune,
     collate_packed,
     collate_preference,
@@ -139,6 +140,7 @@ def test_preference_pairs_of_ranked_lists_of_any_length():
     assert batch.margins.tolist() == [0.0] * 10
     assert batch.prompt_lengths.tolist() == [1, 1, 1, 2, 2, 0, 0, 0, 0]
     assert batch.response_ends.tolist() == batch.lengths.tolist()
+    assert batch.response_mask.sum(1).tolist() == [2, 2, 3, 3, 2, 0, 0, 0, 0]  # without a prompt nothing predicts it
 
 
 def test_a_margin_is_the_difference_of_the_ratings_if_it_is_asked_for():
@@ -160,6 +162,10 @@ def test_the_response_of_a_preference_ends_before_the_eos_of_a_truncated_one():
     assert batch.lengths.tolist() == [4, 5, 3, 3, 5]
     assert batch.response_ends.tolist() == [4, 4, 2, 3, 4]
     assert batch.attention_mask.sum(1).tolist() == [4, 5, 3, 3, 5]  # the model still reads it
+    assert batch.response_mask.tolist() == [[n > i for i in range(3)] for n in (2, 2, 1, 2, 3)]
+    wider = collate_preference(rows, pad_token_id=0, width=Width(longest=10, multiple=4))
+    assert (wider.input_ids.shape, wider.response_mask.shape) == ((5, 8), (5, 4))
+    assert torch.equal(wider.response_mask[:, :3], batch.response_mask)
 
 
 @pytest.mark.parametrize("pad", [0, EOS, 8])

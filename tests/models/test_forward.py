@@ -92,6 +92,8 @@ def test_sequence_logprobs_equal_a_loop_over_unpadded_texts(tmp_path, kind, junk
         ]
         logprobs = sequence_logprobs(model, *padded, *spans(*pairs))
         torch.testing.assert_close(logprobs, torch.tensor(expected), rtol=0, atol=1e-4)
+        sized = sequence_logprobs(model, *padded, *spans(*pairs), size=15)
+        torch.testing.assert_close(sized, logprobs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("pairs", [[(4, 4), (0, 1), (12, 12)], [(0, 0)] * 3, [(1, 0), (0, 1), (0, 0)]])

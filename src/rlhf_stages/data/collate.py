@@ -54,7 +54,8 @@ class PreferenceBatch:
     input_ids (S, T) int64, attention_mask (S, T) bool, lengths (S,) int64; better, worse (Q,) int64 index the S texts,
     lists (Q,) int64 the B lists; starts (Q,) int64 is the first token at which the two of a pair differ; margins (Q,)
     fp32 is the difference of their ratings, or 0 if margins were not asked for. The response of a text is its tokens
-    from prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one.
+    from prompt_lengths to response_ends, (S,) int64, without the EOS that ends a truncated one; response_mask (S, R)
+    bool says how many tokens that are, the first token of a text left out, since nothing predicts it.
     """
 
     input_ids: Tensor
@@ -67,6 +68,7 @@ class PreferenceBatch:
     margins: Tensor
     prompt_lengths: Tensor
     response_ends: Tensor
+    response_mask: Tensor
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,10 @@ def collate_preference(
     starts = torch.minimum(first_difference(input_ids[better], input_ids[worse]), shorter)
     rated = [rating for record in records for rating in record.ratings or ()] if use_margin else [0.0] * len(sequences)
     ratings = torch.tensor(rated, dtype=torch.float32)
+    prompt_lengths = torch.tensor([len(record.prompt) for record in records for _ in record.responses])
+    response_ends = lengths - torch.tensor([int(cut) for record in records for cut in record.truncated])
+    counts = (response_ends - prompt_lengths.clamp(min=1)).clamp(min=0)
+    longest = int(counts.max())
     return PreferenceBatch(
         input_ids=input_ids,
         attention_mask=length_mask(lengths, input_ids.shape[1]),
@@ -193,8 +199,9 @@ def collate_preference(
         worse=worse,
         lists=torch.tensor(lists, dtype=torch.int64),
         starts=starts,
-        prompt_lengths=torch.tensor([len(record.prompt) for record in records for _ in record.responses]),
-        response_ends=lengths - torch.tensor([int(cut) for record in records for cut in record.truncated]),
+        prompt_lengths=prompt_lengths,
+        response_ends=response_ends,
+        response_mask=length_mask(counts, longest if width is None else width.of(longest)),
         margins=ratings[better] - ratings[worse],
     )
 

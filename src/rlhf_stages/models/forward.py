@@ -146,17 +146,18 @@ def logits_at(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, place
 
 
 def sequence_logprobs(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, starts: Tensor, ends: Tensor
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, starts: Tensor, ends: Tensor, size: int | None = None
 ) -> Tensor:
     """Log-probability of a stretch of each right-padded text given all before it, (B, T) -> (B,) fp32, in nats.
 
     Args:
         starts, ends: (B,) the first token that counts, and the one after the last; an empty stretch gives 0. The first
             token of a text is never predicted, so it counts nowhere.
+        size: tokens of the longest stretch, or more; where it is not given the host has to ask the device.
     """
     starts = starts.clamp(min=1)
     lengths = (ends - starts).clamp(min=0)
-    mask = length_mask(lengths, int(lengths.max()))  # (B, R)
+    mask = length_mask(lengths, int(lengths.max()) if size is None else size)  # (B, R)
     places = torch.where(mask, starts[:, None] + torch.arange(mask.shape[1], device=starts.device), 1)
     # what predicts a token stands at the one before it
     logprobs = gather_logprobs(logits_at(model, input_ids, attention_mask, places - 1), input_ids.gather(1, places))
