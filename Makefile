@@ -49,7 +49,8 @@ RM_NEEDS = $(RUN)/sft/summary.json
 # where PPO's rewards come from, and what a pipeline ends with
 ifeq ($(DATASET),daily_dialog)
 SCORER := $(RUN)/classifier/summary.json
-REWARDS = --reward meteor=0.5 intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn
+REWARDS = --reward meteor=0.5,normalize=true \
+	intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn,normalize=true
 EVALUATE = --suite=dialogue --intent_classifier=$(RUN)/classifier --markdown=$(RUN)/evaluation.md
 else ifeq ($(DATASET),zh_sentiment)
 SCORER := $(RUN)/classifier/summary.json

@@ -11,7 +11,6 @@ import time
 from contextlib import contextmanager
 
 import httpx
-import uvicorn
 
 from helpers import ROOT, load_script
 
@@ -50,8 +49,10 @@ class Thread(Page):
         sys.path[:0] = folders
         from pages import serving
 
+        server_class = serving.Server
+
         def make_server(config):
-            self._server = uvicorn.Server(config)
+            self._server = server_class(config)
             return self._server
 
         serving.Server = make_server
@@ -61,7 +62,7 @@ class Thread(Page):
             while self._thread.is_alive() and not (self._server and self._server.started):
                 time.sleep(0.01)
         finally:
-            serving.Server = uvicorn.Server
+            serving.Server = server_class
             for folder in folders:
                 sys.path.remove(folder)
         if self._error is not None:
