@@ -1,5 +1,5 @@
 """The demo pages in a browser. With RLHF_STAGES_SCREENSHOTS=folder the test writes its pictures there; those in
-docs/images were taken the same way of what `make demo` makes, with fewer steps."""
+docs/images were taken the same way of what `make demo` makes."""
 
 import json
 import re
