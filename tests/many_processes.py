@@ -1,10 +1,10 @@
 """Run by test_processes.py as a script: stages and single steps on several gloo processes, under DDP and FSDP2."""
 
+import os
 import sys
 from pathlib import Path
 
 import torch
-import transformers
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from rlhf_stages import loop
@@ -66,8 +66,10 @@ def stages(folder, runs, processes, *flags, names=("sft", "rm", "ppo")):
     return errors
 
 
-def work(folder, processes, losses):
+def work(folder, processes):
     """What each of the processes does."""
+    HuggingFaceGenerator.__call__ = answers
+    losses = {name: STAGES[name](folder / f"{name}-{processes}-{os.environ['RANK']}") for name in STAGES}
     found = {}
     for strategy in ("ddp", "fsdp"):
         assert stages(folder, f"{strategy}{processes}", processes, f"--strategy={strategy}", *LIMIT[strategy]) == {}
@@ -80,18 +82,12 @@ def work(folder, processes, losses):
 
 
 def main(folder, processes):
-    """Leave the runs and `<processes>-<rank>.pt` in a folder.
-
-    The processes are started as `torchrun` does, but for what takes them seconds each: to import everything.
-    """
-    transformers.GPT2LMHeadModel, transformers.GPT2ForSequenceClassification  # noqa: B018 (imports them)
-    HuggingFaceGenerator.__call__ = answers
-    losses = {name: stage(folder / f"{name}-of-{processes}") for name, stage in STAGES.items()}
+    """Leave the runs and `<processes>-<rank>.pt` in a folder; the processes are started as `torchrun` does."""
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, start_method="fork", max_restarts=0,
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, start_method="spawn", max_restarts=0,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0",
     )  # fmt: skip
-    elastic_launch(config, work)(folder, processes, losses)
+    elastic_launch(config, work)(folder, processes)
 
 
 if __name__ == "__main__":

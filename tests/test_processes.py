@@ -53,7 +53,7 @@ def processes(request, folder):
     """All runs and steps on so many processes."""
     script = [sys.executable, str(ROOT / "tests" / "many_processes.py"), str(folder), str(request.param)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
-    result = subprocess.run(script, capture_output=True, text=True, timeout=300, env=env, check=False)
+    result = subprocess.run(script, capture_output=True, text=True, timeout=500, env=env, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     return request.param
 
