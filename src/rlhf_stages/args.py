@@ -155,7 +155,7 @@ class ZhSentimentArgs(TextDataArgs):
     stage: Literal["finetune", "preference", "prompt", "classify"] = "finetune"  # type: ignore[assignment]
     source: str | None = None  # Reviews with label (1 positive, 0 negative) and review: a csv file, a folder of them
     rank_lists: str | None = None  # File of ranked lists: one a line, tabs between its texts, the best first
-    prompts: str | None = None  # File of prompts, one a line; none: the four of seed 002
+    prompts: str | None = None  # File of prompts, one a line; none: the four of transformers_tasks
     num_prompts: int = 20_000  # Prompts to train on, drawn with repetition; a tenth as many to validate and to test on
     list_prompt: str = "评论："  # What the texts of the lists answer; taken off where all texts of a list begin with it
     opening_length: int = 8  # Characters of a review that are its prompt: 2 to this many, by a hash of the text

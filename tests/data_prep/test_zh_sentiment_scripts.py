@@ -244,7 +244,7 @@ def test_the_configuration_of_the_seed():
 
 
 def save_as_the_hub_has_it(folder, model, alphabet):
-    """A model with a tokenizer of BERT's, which has [CLS] and [SEP] in place of BOS and EOS, as both of the seed's."""
+    """A model with a tokenizer of BERT's: [CLS] and [SEP] stand in place of BOS and EOS, as in the example."""
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet]), "utf-8")
     BertTokenizer(str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Records as the seed projects write them: a list with one dictionary of numbers and 1-D integer tensors per record."""
+"""Records as other projects write them: a list with one dictionary of numbers and 1-D integer tensors per record."""
 
 from collections.abc import Iterator
 from pathlib import Path

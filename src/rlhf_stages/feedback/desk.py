@@ -23,7 +23,7 @@ from rlhf_stages.feedback.store import Store
 from rlhf_stages.feedback.wording import Refusal
 
 MAX_NAME = 60
-SCORE_RANGE = (-2.0, 2.0)  # That of the seed's terminal
+SCORE_RANGE = (-2.0, 2.0)  # That of transformers_tasks' terminal
 
 
 @dataclass(frozen=True)

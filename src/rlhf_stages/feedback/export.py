@@ -1,4 +1,4 @@
-"""What people said, as data: preference shards for the reward model, jsonl for everything, the seed's TSV of lists.
+"""What people said, as data: preference shards for the reward model, jsonl for everything, and TSV of lists.
 
     preference_{train,validation,test}.pt, args.json, example_prompt.pt   as data_prep/<dataset>/prepare_data.py writes
     rankings.jsonl   a line per judgement of an item: prompt, replies, ranks, verdict, who, when, model, settings
