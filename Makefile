@@ -50,7 +50,7 @@ RM_NEEDS = $(RUN)/sft/summary.json
 ifeq ($(DATASET),daily_dialog)
 SCORER := $(RUN)/classifier/summary.json
 REWARDS = --reward meteor=0.5,normalize=true \
-	intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn,normalize=true
+	intent=0.5,type=classifier,model=$(RUN)/classifier,label_key=act,text=turn
 EVALUATE = --suite=dialogue --intent_classifier=$(RUN)/classifier --markdown=$(RUN)/evaluation.md
 else ifeq ($(DATASET),zh_sentiment)
 SCORER := $(RUN)/classifier/summary.json

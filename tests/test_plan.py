@@ -190,6 +190,21 @@ def test_updates_of_a_rollout_by_tokens():
     assert both[0] != both[1]
 
 
+def test_updates_that_are_recorded_take_texts_of_like_lengths_together():
+    common = {"sft_experiment_dir": "", "rm_experiment_dir": "", "mini_batch_size": 8, "micro_batch_size": 4}
+    lengths = [7, 30, 12, 12, 64, 3, 50, 9, 41, 22, 8, 5, 33, 60, 18, 2, 27, 11]
+    plain, recorded = (
+        update_windows(rank_of(0, 1), lengths, PPOArgs(**common, ppo_epochs=2, cuda_graphs=graphs), step=3)
+        for graphs in (False, True)
+    )
+    assert len(recorded) == 6
+    for before, after in zip(plain, recorded, strict=True):
+        assert sorted(flat([after])) == sorted(flat([before]))
+        assert [len(micro) for micro in after] == [len(micro) for micro in before]
+        widths = [lengths[row] for row in flat([after])]
+        assert widths == sorted(widths, reverse=True)
+
+
 def plan_of(fabric, count, **changes):
     args = TrainArgs(**{"mini_batch_size": 4, "micro_batch_size": 2, **changes})
     sizes = [(1, i + 1) for i in range(count)]  # of prompt_shard

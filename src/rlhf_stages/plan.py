@@ -88,6 +88,8 @@ def cut_alike(devices: Sequence[tuple[Budget, list[int]]], rank: int) -> list[li
 def update_windows(fabric: Fabric, lengths: Sequence[int], args: PPOArgs, step: int) -> list[list[list[int]]]:
     """Rows of a rollout for each update of a PPO step, over all its epochs.
 
+    With `--cuda_graphs` the rows of an update are cut in the order of their lengths: few micro-batches are wide then.
+
     Args:
         lengths: B numbers, the tokens of each prompt with its response.
     """
@@ -102,6 +104,10 @@ def update_windows(fabric: Fabric, lengths: Sequence[int], args: PPOArgs, step: 
             epoch=step * args.ppo_epochs + epoch,
         )
     ]
+    if args.cuda_graphs:
+        size = args.micro_batch_size
+        sorted_rows = [sorted(chain.from_iterable(window), key=lambda row: -lengths[row]) for window in windows]
+        return [[rows[i : i + size] for i in range(0, len(rows), size)] for rows in sorted_rows]
     if args.micro_batch_tokens is None:
         return windows
     everywhere: Any = fabric.all_gather(torch.tensor(lengths, device=fabric.device))
