@@ -47,7 +47,7 @@ svg text{font:11px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fo
 .wide{overflow-x:auto;margin:8px 0 14px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th{font-weight:600;text-align:left;color:var(--muted);font-size:12.5px;padding:4px 14px 4px 0;vertical-align:bottom}
-td{padding:6px 14px 6px 0;border-top:1px solid var(--hair);vertical-align:top;overflow-wrap:anywhere;min-width:4em}
+td{padding:6px 14px 6px 0;border-top:1px solid var(--hair);vertical-align:top;overflow-wrap:anywhere;min-width:5.5em}
 td:first-child code,code.id{white-space:nowrap}
 td.n,th.n{min-width:0;text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td .meaning{display:block;font-size:12.5px}.wide td:first-child{min-width:6em}
