@@ -71,11 +71,15 @@ def epoch_windows(
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)).tolist()
     order += [order[i % count] for i in range(-count % world_size)]
-    steps = [order[start : start + mini * world_size] for start in range(0, len(order), mini * world_size)]
+    steps = pieces(order, mini * world_size)
     if budget is None:
-        mine = [step[rank::world_size] for step in steps]
-        return [[step[i : i + micro] for i in range(0, len(step), micro)] for step in mine]
+        return [pieces(step[rank::world_size], micro) for step in steps]
     return [cut_alike([(budget, step[r::world_size]) for r in range(world_size)], rank) for step in steps]
+
+
+def pieces(samples: list[int], size: int) -> list[list[int]]:
+    """So many samples at a time, in their order; the last piece may be smaller."""
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
 def cut_alike(devices: Sequence[tuple[Budget, list[int]]], rank: int) -> list[list[int]]:
@@ -104,16 +108,15 @@ def update_windows(fabric: Fabric, lengths: Sequence[int], args: PPOArgs, step: 
             epoch=step * args.ppo_epochs + epoch,
         )
     ]
-    if args.cuda_graphs:
-        size = args.micro_batch_size
-        sorted_rows = [sorted(chain.from_iterable(window), key=lambda row: -lengths[row]) for window in windows]
-        return [[rows[i : i + size] for i in range(0, len(rows), size)] for rows in sorted_rows]
-    if args.micro_batch_tokens is None:
+    if args.micro_batch_tokens is None and not args.cuda_graphs:
         return windows
+    steps = [list(chain.from_iterable(window)) for window in windows]
+    if args.micro_batch_tokens is None:
+        longest_first = [sorted(step, key=lambda row: -lengths[row]) for step in steps]
+        return [pieces(step, args.micro_batch_size) for step in longest_first]
     everywhere: Any = fabric.all_gather(torch.tensor(lengths, device=fabric.device))
     rows = everywhere.reshape(fabric.world_size, -1).tolist()
     budgets = [Budget(args.micro_batch_tokens, [(1, length) for length in of_device]) for of_device in rows]
-    steps = [list(chain.from_iterable(window)) for window in windows]
     return [cut_alike([(budget, step) for budget in budgets], fabric.global_rank) for step in steps]
 
 
