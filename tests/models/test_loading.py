@@ -396,6 +396,13 @@ def test_lora_targets_by_name(tmp_path, tokenizer):
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in trained(model)} == {"q_proj", "v_proj"}
 
 
+def test_adapters_come_without_a_warning(tmp_path, tokenizer):
+    model = load_causal(save_causal(tmp_path, "llama"), tokenizer, LORA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_training(model, LORA)
+
+
 def test_lora_targets_that_are_not_there(tmp_path, tokenizer):
     args = ModelArgs(finetune_mode="lora", lora_targets="nowhere")
     with pytest.raises(ValueError, match=r"--lora_targets=nowhere: Target modules .*nowhere.* not found"):

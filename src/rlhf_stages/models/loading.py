@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,7 +156,10 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
         modules_to_save=[model.head_name] if isinstance(model, ScalarModel) else None,
     )
     try:
-        wrapped = get_peft_model(hf, config)
+        with warnings.catch_warnings():
+            # of transformers to peft, which asks a model by its old name whether it checkpoints gradients
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            wrapped = get_peft_model(hf, config)
     except ValueError as error:
         raise ValueError(f"--lora_targets={args.lora_targets}: {str(error).splitlines()[0]}") from None
     if isinstance(model, ScalarModel):
