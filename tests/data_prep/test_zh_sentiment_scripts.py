@@ -223,10 +223,9 @@ def test_every_key_of_the_offline_variant_parses(path):
     assert set(GROUPS) == {path.stem for path in SETTINGS.glob("*.yaml")}
 
 
-def test_the_configuration_of_the_seed():
+def test_the_configuration_of_transformers_tasks():
     path = ROOT / "configs" / "zh_sentiment_ppo.yaml"
     args, _, generation, _ = parse(PPOArgs, ModelArgs, RolloutArgs, FabricArgs, argv=[f"--config={path}"])
-    # seeds.md 3.1
     assert (args.rollout_size, args.ppo_epochs, args.max_steps) == (128, 4, 157)
     assert (args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon) == (0.2, 6, 10_000)
     assert (args.kl_control, args.kl_target_per) == ("horizon", "response")
@@ -251,7 +250,7 @@ def save_as_the_hub_has_it(folder, model, alphabet):
     model.save_pretrained(folder)
 
 
-def test_the_configuration_of_the_seed_runs_as_its_comment_says(corpus, tmp_path, monkeypatch):
+def test_the_configuration_of_transformers_tasks_runs_as_its_comment_says(corpus, tmp_path, monkeypatch):
     """With folders of the names of the hub's models, two steps in place of 157, and smaller rollouts."""
     alphabet = sorted({*(corpus / "reviews.csv").read_text("utf-8"), *"".join(PROMPTS)} - {"\n"})
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

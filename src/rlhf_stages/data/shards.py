@@ -7,7 +7,7 @@ On disk it is columns, so that opening is instant and memory stays flat: `tokens
 int64 into the tokens, `record_offsets` (N + 1,) int64 into the segments (first the prompt, then its responses), and
 `truncated` (S,) bool, true where a response was cut to fit; optionally `ratings` (S,) float32, what people gave each
 response, NaN at prompts and where nobody did; and `metadata`, uint8, a JSON object per record (no byte for an empty
-one), with `metadata_offsets` (N + 1,) int64. Lists of dictionaries as seed projects write them are read as well
+one), with `metadata_offsets` (N + 1,) int64. Lists of dictionaries as other projects write them are read as well
 (`prompt_len`, `input_ids`, `targets` or `chosen_input_ids`, `rejected_input_ids`, optionally `margin`, `metadata`).
 """
 
