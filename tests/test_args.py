@@ -199,8 +199,8 @@ def test_per_token_is_per_sample():
     ("flags", "reason"),
     [
         (["--text_column=review", "--columns=a,b"], "--text_column --columns only act with --source"),
-        (["--source=x", "--label_kind=emotion"], "--label_kind only act without --source"),
-        (["--source=x", "--data_dir=y"], "--data_dir only act without --source"),
+        (["--source=x", "--label_kind=emotion"], "--label_kind only acts without --source"),
+        (["--source=x", "--data_dir=y"], "--data_dir only acts without --source"),
         (["--labels=one"], "--labels takes 2 or more different names with commas between them, got 'one'"),
         (["--labels=a,b,a"], "--labels takes 2 or more different names"),
         (["--labels=a,,b"], "--labels takes 2 or more different names"),
@@ -251,8 +251,8 @@ def test_a_comparison_has_two_models_and_what_its_judge_needs(capsys):
         (["--models", "a"], "two models to compare, got 1"),
         (["--judge=reward_model"], "needs --rm_experiment_dir"),
         (["--judge=classifier", "--classifier=c"], "needs --classifier and --label"),
-        (["--judge=length", "--label=good"], "--label only act with --judge=classifier"),
-        (["--judge=length", "--port=1"], "--port only act with --judge=people"),
+        (["--judge=length", "--label=good"], "--label only acts with --judge=classifier"),
+        (["--judge=length", "--port=1"], "--port only acts with --judge=people"),
         (["--host=0.0.0.0"], "--auth_file"),
     ):
         assert message in refused(capsys, *argv, groups=(CompareArgs,))
@@ -262,7 +262,7 @@ def test_a_comparison_has_two_models_and_what_its_judge_needs(capsys):
 def test_scores_of_a_terminal(capsys):
     assert "--resume goes on" in refused(capsys, "--resume", "--overwrite", groups=(ScoreAndStepArgs,))
     refusal = refused(capsys, "--adaptive_kl_coeff=False", "--kl_horizon=5", groups=(ScoreAndStepArgs,))
-    assert "--kl_horizon only act with --adaptive_kl_coeff" in refusal
+    assert "--kl_horizon only acts with --adaptive_kl_coeff" in refusal
     ppo = parsed(ScoreAndStepArgs, "--scores_per_step=3", "--adaptive_kl_coeff=False").ppo
     assert (ppo.rollout_size, ppo.mini_batch_size, ppo.kl_control) == (3, 3, "fixed")
     assert {ppo.normalize_advantages, ppo.normalize_rewards, ppo.clip_rewards} == {False}
@@ -426,6 +426,44 @@ def test_a_config_list_names_lora_targets(tmp_path):
     assert result.lora_target_modules == ["q_proj", "v_proj"]
 
 
+@pytest.mark.parametrize(
+    ("group", "text", "flag", "left_out"),
+    [
+        (ModelArgs, "finetune_mode: lora\nlora_rank: 4\nlora_dropout: 0\n", "--finetune_mode=all", "lora_rank"),
+        (SFTArgs, "micro_batch_size: 2\n", "--micro_batch_tokens=512", "micro_batch_size"),
+        (GenerationArgs, "top_k: 3\ntemperature: 2\n", "--do_sample=False", "top_k temperature"),
+        (PPOArgs, "adaptive_kl_coeff: true\nkl_horizon: 5\n", "--no_adaptive_kl_coeff", "kl_horizon"),
+        (PPOArgs, "critic_init: sft\nvf_coeff: 1\n", "--advantage_estimator=rloo", "critic_init vf_coeff"),
+    ],
+)
+def test_what_the_command_line_leaves_without_effect_is_left_out_of_the_file(
+    tmp_path, capsys, group, text, flag, left_out
+):
+    assert parsed(group, config(tmp_path, text), flag) == parsed(group, flag)
+    err = capsys.readouterr().err
+    assert err.startswith(f"left out of the config file: --{' --'.join(left_out.split())} only act")
+    assert err.count("\n") == 1
+
+
+def test_what_else_a_config_file_says_stays(tmp_path):
+    text = "finetune_mode: lora\nlora_rank: 4\ndisable_dropout: true\n"
+    assert parsed(ModelArgs, config(tmp_path, text), "--finetune_mode=all") == ModelArgs(disable_dropout=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("lora_rank: 4\n", []),
+        ("lora_rank: 4\n", ["--disable_dropout"]),
+        ("finetune_mode: lora\nlora_rank: 4\n", ["--finetune_mode=all", "--lora_rank=2"]),
+        ("finetune_mode: all\n", ["--lora_rank=2"]),
+    ],
+)
+def test_a_flag_without_effect_is_refused_where_the_command_line_did_not_decide_so(tmp_path, capsys, text, argv):
+    reason = refused(capsys, config(tmp_path, text), *argv, groups=[ModelArgs])
+    assert reason == "--lora_rank only acts with --finetune_mode=lora"
+
+
 def test_an_empty_config_file_changes_nothing(tmp_path):
     assert parsed(SFTArgs, config(tmp_path, "# nothing yet\n")) == parsed(SFTArgs)
 
@@ -516,7 +554,7 @@ def test_micro_batches_that_divide_are_taken():
 def test_lora_flags_are_refused_without_lora(capsys, flag, mode):
     name = flag.partition("=")[0]
     reason = refused(capsys, f"--finetune_mode={mode}", flag, groups=[ModelArgs])
-    assert reason == f"{name} only act with --finetune_mode=lora"
+    assert reason == f"{name} only acts with --finetune_mode=lora"
     parsed(ModelArgs, "--finetune_mode=lora", flag)
 
 
@@ -579,17 +617,17 @@ def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
         ("--init_kl_coeff=-1", "--init_kl_coeff lies between"),
         ("--gae_gamma=7", "--gae_gamma lies between"),
         ("--adaptive_kl_coeff --target_kl_coeff=0", "--target_kl_coeff lies between"),
-        ("--target_kl_coeff=1", "--target_kl_coeff only act with --adaptive_kl_coeff"),
-        ("--clip_rewards=False --reward_clip_value=1", "--reward_clip_value only act with --clip_rewards"),
-        ("--kl_controller=error", "--kl_controller only act with --adaptive_kl_coeff"),
-        ("--adaptive_kl_coeff --kl_controller=error --kl_horizon=5", "--kl_horizon only act with --kl_controller=hor"),
-        ("--huber_delta=1", "--huber_delta only act with --value_loss=huber"),
-        ("--advantage_estimator=rloo --vf_coeff=1", "--vf_coeff only act with --advantage_estimator=gae"),
-        ("--advantage_estimator=grpo --critic_init=sft", "--critic_init only act with --advantage_estimator=gae"),
+        ("--target_kl_coeff=1", "--target_kl_coeff only acts with --adaptive_kl_coeff"),
+        ("--clip_rewards=False --reward_clip_value=1", "--reward_clip_value only acts with --clip_rewards"),
+        ("--kl_controller=error", "--kl_controller only acts with --adaptive_kl_coeff"),
+        ("--adaptive_kl_coeff --kl_controller=error --kl_horizon=5", "--kl_horizon only acts with --kl_controller=hor"),
+        ("--huber_delta=1", "--huber_delta only acts with --value_loss=huber"),
+        ("--advantage_estimator=rloo --vf_coeff=1", "--vf_coeff only acts with --advantage_estimator=gae"),
+        ("--advantage_estimator=grpo --critic_init=sft", "--critic_init only acts with --advantage_estimator=gae"),
         ("--share_backbone=all --actor_class=mine", "--share_backbone shares the weights of the SFT model, not those"),
         ("--share_backbone=critic --share_actor_critic", "--share_backbone=critic only acts where there is a critic"),
         ("--share_backbone=critic --advantage_estimator=rloo", "--share_backbone=critic only acts where there is a"),
-        ("--share_actor_critic --critic_warmup_steps=1", "--critic_warmup_steps only act with --share_actor_critic=F"),
+        ("--share_actor_critic --critic_warmup_steps=1", "--critic_warmup_steps only acts with --share_actor_critic=F"),
         ("--dual_clip=0.5", "--dual_clip is 0 or more than 1, got 0.5"),
     ],
 )
@@ -692,8 +730,8 @@ def test_zh_sentiment_flags(capsys):
     assert parsed(ZhSentimentArgs, "--stage=prompt", "--num_prompts=5").stage_shares == {"prompt": 1.0}
     assert not parsed(ZhSentimentArgs, "--no_remove_leak").remove_leak
     for argv, reason in (
-        ("--num_prompts=5", "--num_prompts only act with --stage=prompt"),
-        ("--prompts=x", "--prompts only act with --stage=prompt"),
+        ("--num_prompts=5", "--num_prompts only acts with --stage=prompt"),
+        ("--prompts=x", "--prompts only acts with --stage=prompt"),
         ("--opening_length=1", "--opening_length lies between 2 and"),
         ("--stage=rank", "invalid choice: 'rank'"),
     ):
@@ -818,7 +856,7 @@ def test_a_negated_flag_with_a_value_does_not_pass_for_success(capsys):
 
 
 def test_sampling_flags_are_refused_without_sampling(capsys):
-    message = "--top_p only act when sampling, not with --do_sample=False"
+    message = "--top_p only acts when sampling, not with --do_sample=False"
     assert message in refused(capsys, "--do_sample=False", "--top_p=0.5", groups=[GenerationArgs])
 
 

@@ -6,12 +6,15 @@ The comment beside a field is its `--help` text. This module must not import tor
 import ast
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import simple_parsing
 from simple_parsing import field
+
+from rlhf_stages.config import NoEffect
 
 
 def flag(default: bool) -> Any:
@@ -176,8 +179,7 @@ class ZhSentimentArgs(TextDataArgs):
             self.rank_lists is not None or not needs_reviews or not self.remove_leak,
             "--rank_lists says which reviews to drop, so that no list holds one; pass it, or --remove_leak=False",
         )
-        changed = [name for name in ("prompts", "num_prompts") if _changed(self, name)]
-        _require(is_prompt or not changed, f"--{' --'.join(changed)} only act with --stage=prompt")
+        _only_act(self, ("prompts", "num_prompts"), is_prompt, "with --stage=prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +213,9 @@ class ModelArgs(Args):
             not self.gradient_checkpointing or self.finetune_mode != "last_layer",
             "--gradient_checkpointing only acts where layers train, not with --finetune_mode=last_layer",
         )
+        lora = ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout")
+        _only_act(self, lora, self.finetune_mode == "lora", "with --finetune_mode=lora")
         if self.finetune_mode != "lora":
-            changed = [n for n in ("lora_targets", "lora_rank", "lora_alpha", "lora_dropout") if _changed(self, n)]
-            _require(not changed, f"--{' --'.join(changed)} only act with --finetune_mode=lora")
             for bits, is_asked in ((8, self.load_in_8bit), (4, self.load_in_4bit)):
                 _require(
                     not is_asked,
@@ -280,9 +282,7 @@ class GenerationArgs(Args):
             self.min_new_tokens <= self.max_new_tokens,
             f"--min_new_tokens {self.min_new_tokens} is more than --max_new_tokens {self.max_new_tokens}",
         )
-        if not self.do_sample:
-            changed = [name for name in ("top_k", "top_p", "temperature") if _changed(self, name)]
-            _require(not changed, f"--{' --'.join(changed)} only act when sampling, not with --do_sample=False")
+        _only_act(self, ("top_k", "top_p", "temperature"), self.do_sample, "when sampling, not with --do_sample=False")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,10 +343,7 @@ class TrainArgs(Args):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
-            self.micro_batch_tokens is None or not _changed(self, "micro_batch_size"),
-            "--micro_batch_size only acts without --micro_batch_tokens",
-        )
+        _only_act(self, ("micro_batch_size",), self.micro_batch_tokens is None, "without --micro_batch_tokens")
         _require(
             not self.cuda_graphs or self.micro_batch_tokens is None,
             "--cuda_graphs wants micro-batches of one size; leave --micro_batch_tokens out",
@@ -361,8 +358,8 @@ class TrainArgs(Args):
         _require(not self.resume_override or self.resume is not None, "--resume_override only acts with --resume")
         unknown = [name for name in self.loggers if name not in LOGGERS]
         _require(not unknown, f"--loggers takes {', '.join(LOGGERS)}, got {' '.join(unknown)!r}")
-        changed = [name for name in ("wandb_project", "wandb_entity", "wandb_mode") if _changed(self, name)]
-        _require("wandb" in self.loggers or not changed, f"--{' --'.join(changed)} only act with --loggers wandb")
+        wandb = ("wandb_project", "wandb_entity", "wandb_mode")
+        _only_act(self, wandb, "wandb" in self.loggers, "with --loggers wandb")
 
     @property
     def validation_batch_size(self) -> int:
@@ -411,7 +408,7 @@ class SFTArgs(TrainArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.packing or self.packing_length is None, "--packing_length only acts with --packing")
+        _only_act(self, ("packing_length",), self.packing, "with --packing")
 
     @property
     def rate(self) -> tuple[float, str, int]:
@@ -618,8 +615,7 @@ class PPOArgs(FrozenArgs):
             ("--advantage_estimator=gae", self.critic != "none", (*critic.split(), *rates)),
             ("--share_actor_critic=False", not self.share_actor_critic, (*separate, *rates)),
         ):
-            changed = [name for name in names if _changed(self, name)]
-            _require(met or not changed, f"--{' --'.join(changed)} only act with {needed}")
+            _only_act(self, names, met, f"with {needed}")
         _require(self.dual_clip == 0 or self.dual_clip > 1, f"--dual_clip is 0 or more than 1, got {self.dual_clip}")
 
 
@@ -642,8 +638,7 @@ class DPOArgs(FrozenArgs):
             f"--label_smoothing {self.label_smoothing} takes no less than half of the preferences to be wrong, and"
             " would teach nothing or their opposite; it must be below 0.5",
         )
-        changed = [name for name in ("offload_frozen", "frozen_dtype") if _changed(self, name)]
-        _require(not self.reference_free or not changed, f"--{' --'.join(changed)} only act without --reference_free")
+        _only_act(self, ("offload_frozen", "frozen_dtype"), not self.reference_free, "without --reference_free")
 
     @property
     def rate(self) -> tuple[float, str, int]:
@@ -671,14 +666,13 @@ class ClassifierArgs(TrainArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_source = [n for n in ("text_column", "label_column", "split_column", "columns") if _changed(self, n)]
-        of_folder = [n for n in ("data_dir", "label_kind") if _changed(self, n)]
-        _require(self.source is not None or not of_source, f"--{' --'.join(of_source)} only act with --source")
+        of_source = ("text_column", "label_column", "split_column", "columns")
+        _only_act(self, of_source, self.source is not None, "with --source")
         _require(
             re.fullmatch(r"\w+", self.label_kind) is not None,
             f"--label_kind is the name of files without the split, such as act, got {self.label_kind!r}",
         )
-        _require(self.source is None or not of_folder, f"--{' --'.join(of_folder)} only act without --source")
+        _only_act(self, ("data_dir", "label_kind"), self.source is None, "without --source")
         for name, least in (("labels", 2), ("columns", 2)):
             parts = self.names(name)
             _require(
@@ -843,8 +837,7 @@ class ScoreAndStepArgs(RolloutArgs):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(not (self.resume and self.overwrite), "--resume goes on with a run, --overwrite replaces it: one")
-        changed = [n for n in ("target_kl_coeff", "kl_horizon") if _changed(self, n)]
-        _require(self.adaptive_kl_coeff or not changed, f"--{' --'.join(changed)} only act with --adaptive_kl_coeff")
+        _only_act(self, ("target_kl_coeff", "kl_horizon"), self.adaptive_kl_coeff, "with --adaptive_kl_coeff")
 
     @property
     def ppo(self) -> PPOArgs:
@@ -896,12 +889,11 @@ class CompareArgs(GenerationArgs, PageArgs):
         _require(len(self.models) == 2, f"--models takes two models to compare, got {len(self.models)}")
         _require(self.prompts is not None, "--prompts names the file of prompts for both models")
         for judge, names in {"reward_model": ("rm_experiment_dir",), "classifier": ("classifier", "label")}.items():
-            given = [name for name in names if getattr(self, name) is not None]
-            needs = f"--judge={judge} needs --{' and --'.join(names)}"
-            _require(self.judge != judge or len(given) == len(names), needs)
-            _require(self.judge == judge or not given, f"--{' --'.join(given)} only act with --judge={judge}")
-        changed = [name for name in ("language", "host", "port", "auth_file") if _changed(self, name)]
-        _require(self.judge == "people" or not changed, f"--{' --'.join(changed)} only act with --judge=people")
+            complete = None not in [getattr(self, name) for name in names]
+            _require(self.judge != judge or complete, f"--judge={judge} needs --{' and --'.join(names)}")
+            _only_act(self, names, self.judge == judge, f"with --judge={judge}")
+        served = ("language", "host", "port", "auth_file")
+        _only_act(self, served, self.judge == "people", "with --judge=people")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -950,12 +942,8 @@ class EvaluateArgs(Args):
             bool(self.experiment_dirs) or not needs_policies,
             f"--{' --'.join(needs_policies)} only act on policies: give --experiment_dirs",
         )
-        dialogue = [name for name in ("intent_classifier", "intent_key") if _changed(self, name)]
-        _require(self.suite == "dialogue" or not dialogue, f"--{' --'.join(dialogue)} only act with --suite=dialogue")
-        _require(
-            self.classifier is not None or not _changed(self, "classifier_label"),
-            "--classifier_label only acts with --classifier",
-        )
+        _only_act(self, ("intent_classifier", "intent_key"), self.suite == "dialogue", "with --suite=dialogue")
+        _only_act(self, ("classifier_label",), self.classifier is not None, "with --classifier")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -974,6 +962,13 @@ class ReportArgs(Args):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _only_act(args: Any, names: Sequence[str], acts: bool, when: str) -> None:
+    """Refuse those of some flags that are not as they are by default, unless they act."""
+    changed = [name for name in names if _changed(args, name)]
+    if changed and not acts:
+        raise NoEffect(changed, when)
 
 
 def _changed(args: Any, name: str) -> bool:

@@ -6,6 +6,7 @@ must not import torch: `--help` has to answer at once.
 
 import argparse
 import errno
+import os
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
-from rlhf_stages.config import config_tokens
+from rlhf_stages.config import NoEffect, config_tokens, gives_way
 from rlhf_stages.terminal import folded, printable
 
 # the start of the program, near enough: scripts import this module before anything large
@@ -59,9 +60,31 @@ class HelpFormatter(SimpleHelpFormatter):  # type: ignore[misc]
 def parse(*groups: type, argv: Sequence[str] | None = None, description: str | None = None) -> tuple[Any, ...]:
     """Parse argv into one instance of each dataclass in `groups`.
 
-    `--config file.yaml` supplies any of the flags; the command line wins. Wrong input ends in argparse's usage error.
+    `--config file.yaml` supplies any of the flags; the command line wins, and what would do nothing beside its flags is
+    left out of the file. Wrong input ends in argparse's usage error.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    without: list[str] = []
+    while True:
+        parser = _parser(groups, description)
+        try:
+            namespace = parser.parse_args(config_tokens(argv, groups, without) + argv)
+        except NoEffect as error:
+            if set(error.flags) <= set(without) or not gives_way(error, argv):
+                parser.error(str(error))
+            without += error.flags
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"left out of the config file: {error}", file=sys.stderr)
+        except ValueError as error:
+            parser.error(str(error))
+        except SystemExit as stop:
+            # simple-parsing prints a complaint about `--no_x=True` and leaves with 0, as if all were well
+            raise SystemExit(stop.code or (0 if {"-h", "--help"} & set(argv) else 2)) from None
+        else:
+            return tuple(getattr(namespace, group.__name__) for group in groups)
+
+
+def _parser(groups: Sequence[type], description: str | None) -> simple_parsing.ArgumentParser:
     parser = simple_parsing.ArgumentParser(
         description=description,
         allow_abbrev=False,
@@ -71,15 +94,7 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags; the command line wins")
     for group in groups:
         parser.add_arguments(group, dest=group.__name__)
-    try:
-        tokens = config_tokens(argv, groups) + argv
-        namespace = parser.parse_args(tokens)
-    except ValueError as error:
-        parser.error(str(error))
-    except SystemExit as stop:
-        # simple-parsing prints a complaint about `--no_x=True` and leaves with 0, as if all were well
-        raise SystemExit(stop.code or (0 if {"-h", "--help"} & set(argv) else 2)) from None
-    return tuple(getattr(namespace, group.__name__) for group in groups)
+    return parser
 
 
 def _thread_error(args: threading.ExceptHookArgs) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,25 @@ from rlhf_stages.terminal import printable
 _GLOBALS = re.compile(r"^globals:.*\n(?:(?:[ \t].*|#.*|)\n)*", re.MULTILINE)
 
 
-def config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
+class NoEffect(ValueError):
+    """Flags that were given and would do nothing, because of another one.
+
+    Args:
+        flags: their names.
+        when: what they act with, or without: `with --finetune_mode=lora`. The first flag in it decides.
+    """
+
+    def __init__(self, flags: Sequence[str], when: str) -> None:
+        super().__init__(f"--{' --'.join(flags)} only act{'s' * (len(flags) == 1)} {when}")
+        self.flags = flags
+        self.decided_by = re.findall(r"--(\w+)", when)[0]
+
+
+def config_tokens(argv: Sequence[str], groups: Sequence[type], without: Collection[str] = ()) -> list[str]:
     """The flags of the `--config` file in `argv`, if there is one.
+
+    Args:
+        without: flags of the file that are left out.
 
     Raises:
         ValueError: the file cannot be read, or does not hold flags of these groups.
@@ -50,8 +67,9 @@ def config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
     except ValueError as error:
         raise ValueError(f"--config {path}: {error}") from None
     lists = {f.name for f in fields if typing.get_origin(f.type) is list}
+    without = {*without, *(lists & given.keys())}  # to a list that of the command line would be added
     for key, value in config.items():
-        if key in lists & given.keys():  # the command line's would be added to these
+        if key in without:
             continue
         if key in lists and isinstance(value, list):
             tokens += [f"--{key}", *map(str, value)]
@@ -60,6 +78,14 @@ def config_tokens(argv: Sequence[str], groups: Sequence[type]) -> list[str]:
         elif value is not None:
             tokens.append(f"--{key}={value}")
     return tokens
+
+
+def gives_way(error: NoEffect, argv: Sequence[str]) -> bool:
+    """Whether flags do nothing because the command line decided so, which names none of them itself: a file's may be
+    left out then.
+    """
+    given = _given(argv).keys()
+    return not given.isdisjoint((error.decided_by, f"no_{error.decided_by}")) and given.isdisjoint(error.flags)
 
 
 def _given(argv: Sequence[str]) -> dict[str, list[str]]:

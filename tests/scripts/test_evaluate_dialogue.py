@@ -63,4 +63,4 @@ def test_what_the_suite_cannot_do(tiny_run, tmp_path, capsys, wordnet):
         evaluate(tiny_run, f"--intent_classifier={classifier}", "--num_prompts=2")
     with pytest.raises(SystemExit):
         evaluate(tiny_run, "--suite=policies", "--intent_key=x")
-    assert "only act with --suite=dialogue" in capsys.readouterr().err
+    assert "only acts with --suite=dialogue" in capsys.readouterr().err
