@@ -152,6 +152,12 @@ def test_the_command_line_wins(tmp_path):
     assert parsed(tmp_path, NEW, "--reward_config=r.yaml")[0].reward == []
 
 
+def test_keys_that_the_command_line_leaves_without_effect_are_left_out(tmp_path, capsys):
+    args = ppo(tmp_path, "lr: 1e-5\ncritic_lr: 2e-5\n", "--advantage_estimator=rloo")
+    assert (args.actor_learning_rate, args.critic) == (1e-5, "none")
+    assert "left out of the config file: --critic_learning_rate only acts with" in capsys.readouterr().err
+
+
 def test_flags_of_ours_may_stand_in_the_same_file(tmp_path):
     args, _, rollout, fabric = parsed(tmp_path, f"{NEW}max_new_tokens: 64\nprecision: bf16-mixed\nmax_steps: 3\n")
     assert (rollout.max_new_tokens, args.rollout_size, args.max_steps) == (64, 20, 3)  # 1280 tokens in replies of 64

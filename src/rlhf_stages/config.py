@@ -58,7 +58,8 @@ def config_tokens(argv: Sequence[str], groups: Sequence[type], without: Collecti
         tokens: list[str] = []
         if any(group.__name__ == "PPOArgs" for group in groups):
             translated = translate(config, given)
-            config, tokens = translated.rest, translated.tokens
+            config = translated.rest
+            tokens = [token for token in translated.tokens if token[2:].partition("=")[0] not in without]
             known |= KEYS.keys()
             if translated.ignored and os.environ.get("LOCAL_RANK", "0") == "0":
                 names = ", ".join(translated.ignored)
