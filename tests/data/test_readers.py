@@ -38,6 +38,14 @@ def test_a_record_nested_too_deep_to_be_written_again(tmp_path, levels, records)
     assert (source.first_skipped is None) == bool(records)
 
 
+def test_a_long_field_of_a_table_is_one_field(tmp_path):
+    field = "words, words\n" * 20_000
+    (tmp_path / "a.csv").write_text(f'prompt,chosen\nq1,a\nq2,"{field}"\nq3,c\n')
+    source = read_source(str(tmp_path / "a.csv"))
+    assert [tuple(record.values()) for _, record in source] == [("q1", "a"), ("q2", field), ("q3", "c")]
+    assert not source.skipped
+
+
 def saved(folder):
     datasets.Dataset.from_list([{"prompt": "a", "chosen": "bc"}]).save_to_disk(folder)
     return folder

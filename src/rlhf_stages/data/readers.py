@@ -20,6 +20,7 @@ TOO_LONG = f"longer than {MAX_LINE:,} bytes"
 MAX_NESTING = 100  # Far below what json itself can write again
 MAX_BATCH = 2**28  # Bytes of the rows of a table that are looked at together
 BATCH_ROWS = 100
+csv.field_size_limit(MAX_LINE)  # What is left of a longer field would be read as rows, and 131,072 is the default
 
 
 class BadLine(NamedTuple):
