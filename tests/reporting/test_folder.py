@@ -152,6 +152,15 @@ def test_a_pipeline_is_found_from_its_last_stage_also_after_a_move(tmp_path):
     assert (parent.role, parent.recorded, parent.state) == ("sft", SFT_DIGEST, "the same weights still")
 
 
+def test_a_parent_beside_the_run_goes_before_another_in_its_old_place(tmp_path):
+    sft = write_sft(tmp_path / "here" / "toy" / "tiny" / "sft")
+    write_ppo(tmp_path / "here" / "toy" / "tiny" / "ppo", 10, sft)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    write_checkpoint(write_run(sft, "sft"), 100, b"weights of another try")
+    (parent,) = parents_of(read_run(tmp_path / "there" / "toy" / "tiny" / "ppo"))
+    assert (parent.experiment, parent.state) == (tmp_path / "there/toy/tiny/sft", "the same weights still")
+
+
 def test_what_has_become_of_a_parent(tmp_path):
     sft = write_sft(tmp_path / "toy" / "tiny" / "sft")
     ppo = write_ppo(tmp_path / "toy" / "tiny" / "ppo", 10, sft)

@@ -8,6 +8,8 @@ from pathlib import Path
 from rlhf_stages.experiment import experiment_of
 from rlhf_stages.reporting.folder import Run, read_checkpoints, read_run
 
+_SAME = "the same weights still"
+
 
 @dataclass(frozen=True)
 class Parent:
@@ -30,33 +32,38 @@ class Parent:
 
 
 def parents_of(run: Run) -> list[Parent]:
-    """The parents of a run, each looked for where it was, then beside the run (folders may have been moved)."""
+    """The parents of a run, each looked for where it was and beside the run (folders may have been moved).
+
+    Where both places hold one, it is the one with the weights that were recorded.
+    """
     return [_parent(run, role, entry) for role, entry in run.group("parents").items() if isinstance(entry, Mapping)]
 
 
 def _parent(run: Run, role: str, entry: Mapping[str, object]) -> Parent:
     path, recorded = str(entry.get("path", "")), str(entry.get("sha256", ""))
-    tail = Path(path).parts[-5:]  # <dataset>/<name>/<stage>/checkpoints/<checkpoint>
-    candidates = [
-        Path(path),
-        run.dir.resolve().parents[2].joinpath(*tail) if len(run.dir.resolve().parents) > 2 else None,
-    ]
-    experiments = [c.parent.parent for c in candidates if c is not None and c.parent.name == "checkpoints"]
-    for experiment in experiments:
-        if not (experiment / "args.json").is_file():
-            continue
-        saved = {s.name: s for s in read_checkpoints(experiment)}.get(Path(path).name)
-        checkpoint = experiment / "checkpoints" / Path(path).name
-        if saved is None:
-            return Parent(role, path, recorded, checkpoint, "the checkpoint was removed since")
-        if saved.sha256 is None:
-            return Parent(role, path, recorded, checkpoint, saved.problem or "without a digest to compare")
-        same = saved.sha256 == recorded
-        state = "the same weights still" if same else "other weights now: it was trained again after this run started"
-        return Parent(role, path, recorded, checkpoint, state)
+    places, above = [Path(path)], run.dir.resolve().parents
+    if len(above) > 2:
+        places.append(above[2].joinpath(*places[0].parts[-5:]))  # <dataset>/<name>/<stage>/checkpoints/<checkpoint>
+    states = {place: state for place in places if (state := _state(place, recorded)) is not None}
+    found = [Parent(role, path, recorded, place, state) for place, state in states.items()]
+    if found:
+        return next((parent for parent in found if parent.state == _SAME), found[0])
     if Path(path).is_dir():
         return Parent(role, path, recorded, Path(path), "a model folder from elsewhere")
     return Parent(role, path, recorded, None, "not there any more")
+
+
+def _state(checkpoint: Path, recorded: str) -> str | None:
+    """What has become of a checkpoint; None if it lies in no experiment."""
+    experiment = experiment_of(checkpoint)
+    if experiment is None:
+        return None
+    saved = {s.name: s for s in read_checkpoints(experiment)}.get(checkpoint.name)
+    if saved is None:
+        return "the checkpoint was removed since"
+    if saved.sha256 is None:
+        return saved.problem or "without a digest to compare"
+    return _SAME if saved.sha256 == recorded else "other weights now: it was trained again after this run started"
 
 
 def with_ancestors(directories: Iterable[Path]) -> list[Run]:
