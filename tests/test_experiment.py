@@ -51,6 +51,13 @@ def test_args_json_says_what_the_run_is(tmp_path):
     assert {"rlhf_stages", "torch", "transformers", "lightning"} <= set(content["versions"])
 
 
+def test_the_digest_of_weights_that_are_not_safetensors(tmp_path):
+    assert digest(tmp_path) == ""
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weights")
+    (tmp_path / "training_args.bin").write_bytes(b"no weights")
+    assert digest(tmp_path) == hashlib.sha256(hashlib.sha256(b"weights").digest()).hexdigest()
+
+
 def test_an_existing_run_is_left_alone(tmp_path):
     experiment = create(tmp_path / "run")
     save(experiment, 1)

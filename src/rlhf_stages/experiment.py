@@ -273,9 +273,10 @@ def unique_name(name: str, taken: Container[str]) -> str:
 
 
 def digest(checkpoint: Path) -> str:
-    """SHA-256 over the weight files of a model folder."""
+    """SHA-256 over the weight files of a model folder; empty if it has none."""
+    files = sorted(checkpoint.glob("*.safetensors")) or sorted(checkpoint.glob("pytorch_model*.bin"))
     total = hashlib.sha256()
-    for file in sorted(checkpoint.glob("*.safetensors")):
+    for file in files:
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
-    return total.hexdigest()
+    return total.hexdigest() if files else ""
