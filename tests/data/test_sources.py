@@ -82,6 +82,22 @@ def test_the_start_of_a_file_name_is_its_split(tmp_path, stem, split):
     assert list(read_source(str(tmp_path))) == [(split, RECORDS[0])]
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("default/test/0000.jsonl", "test"),
+        ("test/dev/a/0000.jsonl", "validation"),
+        ("test/train.jsonl", "train"),
+        ("default/0000.jsonl", "train"),
+    ],
+)
+def test_a_folder_says_the_split_where_the_file_does_not(tmp_path, name, split):
+    source = tmp_path / "test"  # what lies above the files says nothing
+    (source / name).parent.mkdir(parents=True)
+    write_jsonl(source / name, RECORDS[:1])
+    assert list(read_source(str(source))) == [(split, RECORDS[0])]
+
+
 def test_a_folder_is_read_recursively_in_order_without_hidden_and_other_files(tmp_path):
     for name in ("b/test.jsonl", "a/train.jsonl", "a/valid1.jsonl", "a/valid2.jsonl", ".cache/x.jsonl", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -49,9 +49,10 @@ class Source:
 def read_source(source: str, ignore: Sequence[str] = (), columns: Sequence[str] = ()) -> Source:
     """Find the records of `source`: a data file, a folder of them, a folder of `save_to_disk`, or a hub id.
 
-    The split of a file is the start of its name (train, validation or valid or dev, test), that of a dataset the name
-    of its split; anything else is train. Files and splits whose name starts with one of `ignore` are left out.
-    `columns` name the columns of csv and tsv files that have no header.
+    The split of a file is the start of its name (train, validation or valid or dev, test), else of that of the nearest
+    folder within `source` that says one; that of a dataset is the name of its split. Anything else is train. Files and
+    splits whose name starts with one of `ignore` are left out. `columns` name the columns of csv and tsv files that
+    have no header.
 
     Raises:
         FileNotFoundError: `source` looks like a local path and is not there.
@@ -59,11 +60,12 @@ def read_source(source: str, ignore: Sequence[str] = (), columns: Sequence[str] 
     """
     path = Path(source).expanduser()
     if path.is_file():
-        parts = [_file_part(path, columns)]
+        parts = [_file_part(path, [path.name], columns)]
     elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         parts = _dataset_parts(read_saved(path), source, ignore)
     elif path.is_dir():
-        parts = [_file_part(file, columns) for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
+        files = [file for file in _data_files(path) if not file.name.startswith(tuple(ignore))]
+        parts = [_file_part(file, file.relative_to(path).parts, columns) for file in files]
         if not parts:
             raise ValueError(f"--source {source}: the folder holds no file that ends in {', '.join(READERS)}")
     elif _HUB_ID.fullmatch(source):
@@ -73,8 +75,9 @@ def read_source(source: str, ignore: Sequence[str] = (), columns: Sequence[str] 
     return Source(parts)
 
 
-def _split_of(name: str) -> str:
-    match = _SPLIT.match(name)
+def _split_of(*names: str) -> str:
+    """The split that the last name which says one starts with; else train."""
+    match = next(filter(None, map(_SPLIT.match, reversed(names))), None)
     word = match[1].lower() if match else "train"
     return "train" if word == "training" else word if word in SPLITS else "validation"
 
@@ -84,18 +87,19 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
 
-def _file_part(path: Path, columns: Sequence[str]) -> _Part:
+def _file_part(path: Path, names: Sequence[str], columns: Sequence[str]) -> _Part:
+    """`names`: of the folders that may say its split, and its own."""
     reader = next((reader for suffix, reader in READERS.items() if path.name.lower().endswith(suffix)), None)
     if reader is None:
         raise ValueError(f"--source {path}: expected a name that ends in {', '.join(READERS)}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes); fetch it again, or leave it out")
     if not columns:
-        return _split_of(path.name), str(path), partial(reader, path)
+        return _split_of(*names), str(path), partial(reader, path)
     table = TABLES.get(path.suffix.lower())
     if table is None:
         raise ValueError(f"{path}: --columns names the columns of {' and '.join(TABLES)} files only")
-    return _split_of(path.name), str(path), partial(table, path, columns)
+    return _split_of(*names), str(path), partial(table, path, columns)
 
 
 def _dataset_parts(loaded: Any, name: str, ignore: Sequence[str]) -> list[_Part]:
