@@ -5,7 +5,7 @@ import pytest
 
 from rlhf_stages.args import ClassifierArgs
 from rlhf_stages.data.collate import collate_labelled
-from rlhf_stages.data.labelled import LabelledTexts, read_labelled
+from rlhf_stages.data.labelled import LabelledTexts, read_labelled, write_texts
 from rlhf_stages.data.tokenizer import encode_whole
 
 from helpers import make_tokenizer, write_labelled
@@ -199,6 +199,15 @@ def test_a_prepared_folder(tmp_path):
         read_labelled(ClassifierArgs(data_dir=str(folder)))
     with pytest.raises(FileNotFoundError, match=r"no .*act_train\.jsonl; prepare the texts"):
         read_labelled(ClassifierArgs(data_dir=str(tmp_path)))
+
+
+def test_a_split_of_no_texts_has_no_file(tmp_path):
+    texts = {"train": [("好", "a"), ("x\ny", "b")], "validation": [("w", "b")], "test": []}
+    write_texts(tmp_path, "act", {**texts, "test": [("of an earlier time", "a")]})
+    write_texts(tmp_path, "act", texts)
+    assert {path.name for path in tmp_path.iterdir()} == {"act_train.jsonl", "act_validation.jsonl"}
+    data = read_labelled(ClassifierArgs(data_dir=str(tmp_path), test_percentage=0.0))
+    assert by_name(data) == texts
 
 
 def test_real_data(shared_data):

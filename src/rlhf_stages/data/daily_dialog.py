@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_stages.args import DailyDialogArgs
+from rlhf_stages.data.labelled import write_texts
 from rlhf_stages.data.readers import is_text
 from rlhf_stages.data.sources import SPLITS, Example, SkipRecord, Source
-from rlhf_stages.files import write_text
 
 ACTS = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
 EMOTIONS = {0: "none", 1: "anger", 2: "disgust", 3: "fear", 4: "happiness", 5: "sadness", 6: "surprise"}
@@ -186,9 +186,11 @@ def write_labelled(
     for split, of_split in rows.items():
         if args.shuffle:
             random.Random(args.seed).shuffle(of_split)
-        del of_split[len(of_split) if args.num_samples is None else args.num_samples :]
-        for label in ("act", "emotion"):
-            texts = ({"text": f"{row['last_turn']}\n{row['response']}", "label": row[label]} for row in of_split)
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in texts)
-            write_text(folder / f"{label}_{split}.jsonl", lines)
+        rows[split] = of_split[: args.num_samples]
+    for label in ("act", "emotion"):
+        texts = {
+            split: [(f"{row['last_turn']}\n{row['response']}", row[label]) for row in of_split]
+            for split, of_split in rows.items()
+        }
+        write_texts(folder, label, texts)
     return {split: len(of_split) for split, of_split in rows.items()}

@@ -1,6 +1,7 @@
-"""Labelled texts for a classifier: read, checked, split and encoded; nothing is written."""
+"""Labelled texts for a classifier: the files of a prepared folder; and texts read, checked, split and encoded."""
 
 import hashlib
+import json
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rlhf_stages.data.readers import is_text
 from rlhf_stages.data.shards import Size
 from rlhf_stages.data.sources import SPLITS, Source, fraction, read_source
 from rlhf_stages.data.tokenizer import encode_whole
-from rlhf_stages.files import read_json
+from rlhf_stages.files import read_json, write_text
 
 # a column with more of them holds something else
 MAX_LABELS = 1000
@@ -108,6 +109,14 @@ class LabelledTexts(Dataset[LabelledText]):
 
     def __getitem__(self, index: int) -> LabelledText:
         return LabelledText(self._ids[index].long(), self._labels[index])
+
+
+def write_texts(folder: Path, kind: str, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Write `<kind>_<split>.jsonl` from texts and labels. A split of none has no file: an empty one is an error."""
+    for split, texts in rows.items():
+        path = folder / f"{kind}_{split}.jsonl"
+        lines = [json.dumps({"text": text, "label": label}, ensure_ascii=False) + "\n" for text, label in texts]
+        write_text(path, lines) if lines else path.unlink(missing_ok=True)
 
 
 def read_labelled(args: ClassifierArgs) -> LabelledData:

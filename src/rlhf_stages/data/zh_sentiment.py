@@ -5,7 +5,6 @@ reviews, since many lists hold reviews of the labelled corpora.
 """
 
 import hashlib
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf_stages.args import ZhSentimentArgs
+from rlhf_stages.data.labelled import write_texts
 from rlhf_stages.data.rank_lists import RankList, read_rank_lists
 from rlhf_stages.data.readers import BadLine, is_text
 from rlhf_stages.data.sources import SPLITS, Example, Source, fraction
-from rlhf_stages.files import write_text
 
 PROMPTS = ("刚收到货，感觉", "这部电影很", "说实话，真的很", "这次购物总的来说体验很")
 LIST_PROMPT = "评论："  # The default of --list_prompt
@@ -193,10 +192,10 @@ def write_labelled(reviews: Iterable[Review], folder: Path, args: ZhSentimentArg
         random.Random(args.seed).shuffle(rows)
     counts = {}
     for half in HALVES:
+        chosen = {}
         for split in SPLITS:
-            chosen = [row for row in rows if row.split == split and (split != "train" or row.half == half)]
-            chosen = chosen[: len(chosen) if args.num_samples is None else args.num_samples]
-            lines = (json.dumps({"text": row.text, "label": row.label}, ensure_ascii=False) + "\n" for row in chosen)
-            write_text(folder / f"sentiment_{half}_{split}.jsonl", lines)
-            counts[f"{half} {split}"] = len(chosen)
+            of_split = [row for row in rows if row.split == split and (split != "train" or row.half == half)]
+            chosen[split] = [(row.text, row.label) for row in of_split[: args.num_samples]]
+            counts[f"{half} {split}"] = len(chosen[split])
+        write_texts(folder, f"sentiment_{half}", chosen)
     return counts
