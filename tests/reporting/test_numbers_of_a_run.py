@@ -87,6 +87,12 @@ def test_time_of_a_step_of_sft(tmp_path):
     assert math.isnan(throughput_of(of("sft")).step_seconds)
 
 
+def test_time_of_a_step_where_the_last_line_holds_fewer():
+    lines = [(10, 50.0), (20, 20.0), (23, 6.0)]  # 2 s a step, after a first validation
+    (phase,) = throughput_of(of("rm", timing=[(step, {"info/time": value}) for step, value in lines])).phases
+    assert phase.seconds == 2.0
+
+
 def test_the_frontier_by_hand():
     places = [(0, 0), (1, 2), (2, 1), (2, 3), (2, 3), (3, 3), (4, 9)]
     points = [Point(step, kl, reward) for step, (kl, reward) in enumerate(places)]

@@ -41,11 +41,12 @@ def throughput_of(run: Run) -> Throughput:
 
 def _tokens(run: Run) -> list[Phase]:
     rate = mean([value for _, value in run.timing.series("info/tokens_per_seconds")])
-    interval = run.group("train_args").get("log_interval")
-    times = [value for _, value in run.timing.series("info/time")][1:]  # the first holds the first validation
-    if not times or not isinstance(interval, int):
+    times = run.timing.series("info/time")
+    if len(times) < 2:
         return []
-    return [Phase("training", mean(times) / interval, f"{rate:,.0f} tokens/s" if rate == rate else "")]
+    steps = times[-1][0] - times[0][0]  # the last line may hold fewer than the others
+    seconds = sum(value for _, value in times[1:]) / steps  # without the first line: it holds the first validation
+    return [Phase("training", seconds, f"{rate:,.0f} tokens/s" if rate == rate else "")]
 
 
 def _ppo_phases(run: Run) -> list[Phase]:
