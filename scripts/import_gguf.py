@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_stages.args import ImportGgufArgs
 from rlhf_stages.cli import parse, run
-from rlhf_stages.terminal import printable
+from rlhf_stages.terminal import first_line, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,7 +156,7 @@ def convert(gguf: Path, metadata: dict[str, Any], folder: Path, dtype: str) -> N
         tokenizer = AutoTokenizer.from_pretrained(**location)
         original = AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32).eval()
     except Exception as error:  # a file whose parts do not fit each other raises half a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"transformers cannot read {gguf.name} ({metadata['general.architecture']}): {reason}"
         ) from None

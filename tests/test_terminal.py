@@ -3,12 +3,20 @@ import html
 import pytest
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from rlhf_stages.terminal import folded, folded_command, printable, without_links
+from rlhf_stages.terminal import first_line, folded, folded_command, printable, without_links
 
 
 def test_control_characters_are_spelled_out():
     text = "a\x1b[31mred\x07\r\n\tb\x7f\x9b2J\x00"
     assert printable(text) == "a\\x1b[31mred\\x07\\x0d\n\tb\\x7f\\x9b2J\\x00"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [("no such file\nat all", "no such file"), ("\n out of memory\n", "out of memory"), (" ", "OSError")],
+)
+def test_what_an_error_says_in_a_line(said, line):
+    assert first_line(OSError(said)) == line
 
 
 def test_every_other_text_stays_as_it_is():

@@ -14,6 +14,7 @@ from rlhf_stages.data.dialogue import ASSISTANT, CHAT_TEMPLATE, HUMAN
 from rlhf_stages.data.tokenizer import encode_prompt, encode_text, load_tokenizer, separator_id
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.models.streaming import Generation
+from rlhf_stages.terminal import first_line
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PROBES = ("Qa", "Qb", "Qc")  # Messages to see what a chat template puts around them
@@ -230,7 +231,7 @@ def _loading(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged folder raises half a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"no language model could be loaded from {source!r} (hub id or folder?): {reason}") from None
 
 
@@ -254,7 +255,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"device {name!r} cannot be used ({reason}); take cpu, cuda, mps or auto") from None
     return device
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlhf_stages.terminal import first_line
+
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 # a loss (0-dim.), and other tensors by name
@@ -92,7 +94,7 @@ class Graphs:
         try:
             outcome, replay = self._record(lambda: work(batch, total))
         except RuntimeError as error:
-            self._tell(f"--cuda_graphs: not recorded, {str(error).splitlines()[0]}")
+            self._tell(f"--cuda_graphs: not recorded, {first_line(error)}")
             return None
         return _Recorded(own, outcome, replay)
 

@@ -23,6 +23,11 @@ def without_links(text: str) -> str:
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in a line; its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def folded(text: str) -> str:
     """The text in lines of at most `COLUMNS`, broken between words only: a path stays whole, however long it is."""
     fold = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

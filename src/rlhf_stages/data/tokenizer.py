@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from rlhf_stages.terminal import first_line
+
 PAD_TOKEN_NAMES = ("<|padding|>", "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
 NEW_PAD_TOKEN = "<|pad|>"
 SEPARATORS = ("\n", "\n\n", " |", "\t", " /", "|")  # What may part turns, the first choice first
@@ -33,7 +35,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged folder raises half a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"no tokenizer could be loaded from {name_or_path!r} (hub id or folder?): {reason}") from None
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
         names = {"bos_token": tokenizer.cls_token, "eos_token": tokenizer.sep_token}

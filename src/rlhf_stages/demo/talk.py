@@ -18,6 +18,7 @@ from rlhf_stages.experiment import parent_checkpoint, resolve_checkpoint
 from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_scalar
 from rlhf_stages.models.scalar import end_scores
+from rlhf_stages.terminal import first_line
 
 KEPT = 3  # Models in memory: two side by side and their judge
 
@@ -145,7 +146,7 @@ def answer(
 
 def reason_of(error: Exception) -> str:
     """What went wrong, in a line."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = first_line(error)
     return line if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {line}"
 
 

@@ -29,6 +29,7 @@ from rlhf_stages.models.dropout import disable_dropout
 from rlhf_stages.models.forward import without_adapters
 from rlhf_stages.models.quantization import merge_quantized, quantization
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel
+from rlhf_stages.terminal import first_line
 
 ADAPTER_DIR = "adapter"
 VALUE_HEAD = "value_head.safetensors"
@@ -161,7 +162,7 @@ def prepare_training(model: Any, args: ModelArgs) -> Any:
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             wrapped = get_peft_model(hf, config)
     except ValueError as error:
-        raise ValueError(f"--lora_targets={args.lora_targets}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"--lora_targets={args.lora_targets}: {first_line(error)}") from None
     if isinstance(model, ScalarModel):
         model.hf = wrapped
         return model
@@ -251,7 +252,7 @@ def _load(auto: Any, name_or_path: str | Path, args: ModelArgs, **kwargs: Any) -
                 **kwargs,
             )
     except Exception as error:  # a damaged folder raises half a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"no model could be loaded from {name!r} (hub id or model folder?): {reason}") from None
     missing = set(info["missing_keys"])
     # an encoder that was never trained to classify may lack the pooler of its trunk too

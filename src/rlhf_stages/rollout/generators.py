@@ -15,6 +15,7 @@ from rlhf_stages.engines import engine_of
 from rlhf_stages.models.actor_critic import policy_of
 from rlhf_stages.rollout.generation import Responses, Sampler, generate
 from rlhf_stages.rollout.slots import SlotGenerator
+from rlhf_stages.terminal import first_line
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
@@ -82,7 +83,7 @@ def make_generator(
             compiled=sampler.fused,
         )
     except Exception as error:  # whatever a model says that does not know of such a cache
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         if args.generator == "slots":
             raise ValueError(f"--generator=slots: {type(model).__name__} cannot be sampled so: {reason}") from error
         fabric.print(f"rollouts: Hugging Face's generate, since slots cannot serve {type(model).__name__} ({reason})")
