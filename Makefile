@@ -31,6 +31,9 @@ CLASSIFIER_MODEL ?= models/zh-bert
 endif
 MODEL ?= models/helpdesk-tiny
 CLASSIFIER_MODEL ?= $(MODEL)
+# a folder may be given with a slash behind it
+override MODEL := $(patsubst %/,%,$(MODEL))
+override CLASSIFIER_MODEL := $(patsubst %/,%,$(CLASSIFIER_MODEL))
 SEED ?=
 NAME ?= $(notdir $(MODEL))$(if $(SEED),-seed$(SEED))
 DATA := data/$(DATASET)/$(NAME)

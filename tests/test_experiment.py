@@ -75,6 +75,26 @@ def test_overwrite_replaces_the_whole_run(tmp_path):
     assert files(experiment.dir) == ["args.json"]
 
 
+def test_overwrite_of_a_run_whose_checkpoints_lie_elsewhere(tmp_path):
+    experiment = create(tmp_path / "run")
+    (tmp_path / "disk").mkdir()
+    experiment.checkpoints.path(1).parent.rmdir()
+    (experiment.dir / "checkpoints").symlink_to(tmp_path / "disk")
+    save(experiment, 1)
+    create(tmp_path / "run", overwrite=True)
+    assert files(experiment.dir) == ["args.json"]
+
+
+def test_a_resumed_run_leaves_hidden_files_of_others_alone(tmp_path):
+    experiment = create(tmp_path / "run")
+    save(experiment, 1)
+    (experiment.dir / ".ipynb_checkpoints").mkdir()
+    (experiment.dir / ".gitignore").write_text("*")
+    (experiment.dir / ".latest.4711").write_text("step-0000")  # of a run that was killed
+    experiment.cut_back(1)
+    assert {path.name for path in experiment.dir.glob(".*")} == {".ipynb_checkpoints", ".gitignore"}
+
+
 def test_overwrite_refuses_a_folder_that_is_no_experiment(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(FileExistsError, match=r"is not an experiment folder \(no args\.json\), so it is not replaced"):
@@ -215,6 +235,12 @@ def test_wrong_stage(tmp_path):
             ValueError, match=rf"--sft_experiment_dir={path} is an experiment of stage 'rm', expected 'sft'"
         ):
             parent_checkpoint(path, stage="sft", flag="--sft_experiment_dir")
+
+
+def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path):
+    folder = save(create(tmp_path / "run"), 1)
+    (tmp_path / "chosen").symlink_to(folder)
+    assert parent_checkpoint(tmp_path / "chosen", stage="sft", flag="--sft_experiment_dir")[0] == folder.resolve()
 
 
 def test_a_model_folder_is_no_experiment(tmp_path):

@@ -14,6 +14,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
@@ -73,7 +74,7 @@ class Experiment:
                 raise FileExistsError(f"{directory} is not an experiment folder (no args.json), so it is not replaced")
             for path in directory.iterdir():
                 if path.name != "args.json":  # so that what a kill leaves half-removed can still be replaced
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         write_json(directory / "args.json", content)
         (directory / "checkpoints").mkdir(exist_ok=True)
         return cls(directory)
@@ -120,8 +121,9 @@ class Experiment:
     def tidy(self) -> None:
         """Remove what killed runs left half-written."""
         self.checkpoints.tidy()
-        for leftover in self.dir.glob(".*"):  # of a small file
-            leftover.unlink()
+        for leftover in self.dir.glob(".*"):  # of a small file, see `write_text`
+            if re.fullmatch(r"\..+\.\d+", leftover.name):
+                leftover.unlink()
 
     def cut_back(self, step: int) -> None:
         """Take away all checkpoints, samples and notes that came after a step: the run goes on from there."""
@@ -233,6 +235,8 @@ def parent_checkpoint(path: str | Path, *, stage: str, flag: str) -> tuple[Path,
         checkpoint = resolve_checkpoint(path)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{flag}={path}: {error}") from None
+    if checkpoint.is_symlink():
+        checkpoint = checkpoint.resolve()  # to where its experiment is
     args_file = checkpoint.parent.parent / "args.json"
     if not args_file.is_file():
         raise FileNotFoundError(f"{flag}={path}: {checkpoint} does not lie in an experiment folder (no {args_file})")
