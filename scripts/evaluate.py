@@ -16,6 +16,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     import warnings
     from dataclasses import asdict
+    from itertools import chain
     from pathlib import Path
 
     from lightning.fabric import seed_everything
@@ -36,6 +37,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from rlhf_stages.evaluation.reward_accuracy import LONGER_WINS, SPLITS, Pairs, accuracy_rows, judged_pairs
     from rlhf_stages.experiment import parent_checkpoint, unique_name
     from rlhf_stages.files import write_json, write_text
+    from rlhf_stages.models.forward import check_context
     from rlhf_stages.models.loading import load_causal, load_scalar
     from rlhf_stages.reporting.lineage import base_models
     from rlhf_stages.rewards.learned import Classifier, RewardContext
@@ -94,11 +96,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if args.intent_classifier:
         intent = Classifier(context, args.intent_classifier, label_key=args.intent_key, text="turn")
 
+    longest = max(len(record.prompt) for record in records) + generation.max_new_tokens if records else 0
+    with_responses = chain(texts, *preferences.values())
+    longest = max([longest, *(len(r.prompt) + len(text) for r in with_responses for text in r.responses)])
+
     def load_policy(source: str) -> Any:
-        return loop.freeze(fabric, load_causal(source, tokenizers[source], model_args))
+        check_context(model := load_causal(source, tokenizers[source], model_args), longest)
+        return loop.freeze(fabric, model)
 
     def load_scorer(source: str) -> Any:
-        return loop.freeze(fabric, load_scalar(source, tokenizers[source], model_args, trained_head=True))
+        check_context(model := load_scalar(source, tokenizers[source], model_args, trained_head=True), longest)
+        return loop.freeze(fabric, model)
 
     if records:
         reference_name = next(iter(own))

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.functional.dpo import dpo_loss, implicit_rewards
     from rlhf_stages.functional.metrics import pair_statistics
     from rlhf_stages.keeper import Keeper
-    from rlhf_stages.models.forward import sequence_logprobs, unwrap
+    from rlhf_stages.models.forward import check_context, check_texts, sequence_logprobs, unwrap
     from rlhf_stages.models.frozen import load_reference
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.models.start import starting_point
@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     model_args = replace(model_args, disable_dropout=True)
     model = prepare_training(load_causal(start, tokenizer, model_args), model_args)
+    check_texts(model, train, validation)
     fabric.print(parameter_summary(model))
     plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)
@@ -64,6 +65,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
+    check_context(model, example.input_ids.shape[1] + generation_args.max_new_tokens)
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
     check_validation(validation, args.validation_batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "dpo", groups, [train, validation], parents)

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.plugins import load_plugins
     from rlhf_stages.rewards.run import plugin_metrics, rewards_of_run
     from rlhf_stages.rollout.collect import Fit, Rollout, not_finite, policy_outputs, response_values, score_batches
-    from rlhf_stages.rollout.experience import Experience, make_experience, policy_objective, value_objective
+    from rlhf_stages.rollout.experience import Experience, kl_moved, make_experience, policy_objective, value_objective
     from rlhf_stages.rollout.generation import make_sampler
     from rlhf_stages.rollout.generators import make_generator
     from rlhf_stages.rollout.health import health_metrics
@@ -65,32 +65,30 @@ def main(argv: list[str] | None = None) -> Path:
     fabric = loop.start_fabric(fabric_args, args.seed)
     args.check_rollout(group_size, fabric.world_size)
     example = load_example_prompt(info.path, fabric, len(tokenizer))
-    longest = max(loop.longest_prompt(shard, validation), example.input_ids.shape[1])
+    longest = max(loop.longest_prompt(shard, validation), example.input_ids.shape[1]) + rollout_args.max_new_tokens
     plan = Plan(fabric, args, len(shard), mini=args.rollout_size, micro=batch_size)
     model_args = replace(model_args, disable_dropout=True)
-    actor = start_actor(sft_checkpoint, tokenizer, args, model_args, longest + rollout_args.max_new_tokens)
+    actor = start_actor(sft_checkpoint, tokenizer, args, model_args, longest)
     backbone = shared_backbone(args, model_args, fabric_args, policy_of(actor), sft_checkpoint)
-    rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric, backbone)
+    rewards, scale, rm_checkpoint = rewards_of_run(args, model_args, tokenizer, fabric, longest, backbone)
     fabric.print(f"actor: {parameter_summary(actor)}")
     actor, actor_optimizer, actor_schedule = set_up(fabric, actor, args, args.actor_rate, plan.total_steps)
     freeze = partial(loop.freeze, fabric, args=args)
     reference = load_reference(actor, sft_checkpoint, tokenizer, args, model_args, freeze)
     critic = critic_optimizer = critic_schedule = None
     if args.critic == "separate":
-        critic = start_critic(sft_checkpoint, rm_checkpoint, tokenizer, args, model_args, backbone)
+        critic = start_critic(sft_checkpoint, rm_checkpoint, tokenizer, args, model_args, longest, backbone)
         fabric.print(f"critic: {parameter_summary(critic)}")
         critic, critic_optimizer, critic_schedule = set_up(fabric, critic, args, args.critic_rate, plan.total_steps)
     generator = make_generator(actor, rollout_args, sampler, tokenizer, fabric, (batch_size, longest))
     kl_control = make_kl_control(args.kl_control, args.init_kl_coeff, args.target_kl_coeff, args.kl_horizon)
     value_norm = ValueNorm() if args.normalize_values else None
-    graphs, new_tokens = loop.make_graphs(fabric, args), rollout_args.max_new_tokens
-    fit = graphs and Fit(args.micro_batch_size, Width(longest + new_tokens), Width(new_tokens))
-    watch = Stopwatch(fabric.device)
+    graphs, watch = loop.make_graphs(fabric, args), Stopwatch(fabric.device)
+    fit = graphs and Fit(args.micro_batch_size, Width(longest), Width(rollout_args.max_new_tokens))
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     groups = {"train_args": args, "model_args": model_args, "gen_args": rollout_args, "fabric_args": fabric_args}
-    parents = {"sft": sft_checkpoint, **rewards.parents}
-    everything = groups | {"rewards": rewards.settings}
+    parents, everything = {"sft": sft_checkpoint, **rewards.parents}, groups | {"rewards": rewards.settings}
     check_validation(validation, batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "ppo", everything, [shard, validation], parents)
     tracker = Tracker(experiment, fabric, plan.total_steps, groups)
@@ -103,7 +101,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 4. Rollout: sample from the actor, then let all models and rewards read the result
     @loop.gathered(fabric, actor)  # once, not for each token
-    def roll_out(batches: list[PromptBatch], step: int) -> Rollout:
+    def roll_out(batches: list[PromptBatch], step: float) -> Rollout:
         readers = {"actor": actor, "reference": reference, "critic": critic, "scorer": rewards.scorer(tokenizer, step)}
         with watch("generation"):
             responses = generator(batches)
@@ -130,7 +128,7 @@ def main(argv: list[str] | None = None) -> Path:
     def validate(step: int) -> dict[str, float]:
         validated = Averages(fabric)
         for prompts in validation_batches(validation, batch_size, collate, fabric, args.eval_iters):
-            rollout = rewards.yardstick(roll_out([prompts], step))
+            rollout = rewards.yardstick(roll_out([prompts], math.inf))
             validated.update(rollout_metrics(rollout, "val") | rewards.means(rollout), weight=len(rollout.scores))
         tracker.log(metrics := validated.compute(), step)
         log_example(lambda prompts: generator([prompts])[0], example, tokenizer, fabric, tracker, step)
@@ -153,14 +151,16 @@ def main(argv: list[str] | None = None) -> Path:
         learned = experience.normalized(value_norm)
         for model in filter(None, (actor, critic)):
             model.train()
+        too_far = False
         for window in update_windows(fabric, [sum(pair) for pair in rollout.lengths], args, step - 1):
             batches = [learned.select(rows, fit) for rows in window]
             prompts = [[prompt_of_row[row] for row in rows] for rows in window]
             if step > args.critic_warmup_steps:
-                keeper.note(step, improve("actor", actor, actor_optimizer, batches, actor_loss_sum), prompts)
+                keeper.note(step, update := improve("actor", actor, actor_optimizer, batches, actor_loss_sum), prompts)
+                too_far = 0 < args.early_stop_kl < kl_moved(update.outputs, batches, global_sum)
             if critic is not None:
                 keeper.note(step, improve("critic", critic, critic_optimizer, batches, critic_loss_sum), prompts)
-            if args.early_stop_kl and averages.so_far("info/approx_kl") > args.early_stop_kl:
+            if too_far:
                 break
         of_rollout = rollout_metrics(rollout, "train") | health_metrics(rollout, fabric) | plugin_metrics(rollout)
         averages.update(of_rollout, weight=len(rollout.scores))
@@ -177,8 +177,8 @@ def main(argv: list[str] | None = None) -> Path:
         progress.first = validate(step=0)
     for step, prompt_batches, records in plan.steps(shard, collate, progress.step):
         if step == 1 and args.self_check:
-            some = prompt_batches[0].first(args.micro_batch_size)
-            checked = self_check(actor, reference, some, generator, sampler, fabric)
+            few = prompt_batches[0].first(args.micro_batch_size)
+            checked = self_check(actor, reference, few, generator, sampler, fabric)
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         watch.lap()  # what a validation took is not part of a step
         with watch("rollout"):
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> Path:
                 tracker.message(f"warning: {warning}")
             if loop.is_due(step, args.log_interval, plan.total_steps):
                 tracker.log(metrics, step)
-                log_rollout_sample(rollout, tokenizer, tracker, step)
+                log_rollout_sample(rewards.combine(rollout, step), tokenizer, tracker, step)
 
         # 8. Next rates, validate, save
         for schedule in filter(None, (actor_schedule, critic_schedule)):

@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.functional.losses import REWARD_LOSSES, centering_loss, score_at
     from rlhf_stages.functional.metrics import order_accuracy, pair_statistics
     from rlhf_stages.keeper import Keeper
+    from rlhf_stages.models.forward import check_texts
     from rlhf_stages.models.loading import load_scalar, parameter_summary, prepare_training
     from rlhf_stages.models.scalar import store_reward_scale
     from rlhf_stages.models.start import starting_point
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> Path:
     by_token = args.reward_loss != "last_token"
     model = load_scalar(start, tokenizer, model_args, trained_head=False, token_scores=by_token)
     model = prepare_training(model, model_args)
+    check_texts(model, train, validation)
     fabric.print(parameter_summary(model))
     plan = Plan(fabric, args, len(train), mini=args.mini_batch_size, micro=args.micro_batch_size, sizes=train.sizes)
     model, optimizer, schedule = set_up(fabric, model, args, args.rate, plan.total_steps)

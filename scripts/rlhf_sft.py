@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> Path:
     from rlhf_stages.data.tokenizer import load_tokenizer
     from rlhf_stages.functional.tokens import sft_loss
     from rlhf_stages.keeper import Keeper
-    from rlhf_stages.models.forward import check_packing, packed_logits, text_logits, unwrap
+    from rlhf_stages.models.forward import check_context, check_packing, check_texts, packed_logits, text_logits, unwrap
     from rlhf_stages.models.loading import load_causal, parameter_summary, prepare_training
     from rlhf_stages.optim import set_up
     from rlhf_stages.plan import Plan, check_validation, validation_batches
@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> Path:
         use_targets=args.use_targets,
         mask_prompt=info.mask_prompt,
     )
+    texts = (train, validation)
     if args.packing:
         length = row_length(args.packing_length, info, train)
         train, validation = (shard and PackedShard(shard, length, args.seed) for shard in (train, validation))
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> Path:
     # 2. Model, optimizer, schedule
     fabric = loop.start_fabric(fabric_args, args.seed)
     model = prepare_training(load_causal(model_args.model_name, tokenizer, model_args), model_args)
+    check_texts(model, *texts)
     if args.packing:
         check_packing(model)
     fabric.print(parameter_summary(model))
@@ -68,6 +70,7 @@ def main(argv: list[str] | None = None) -> Path:
 
     # 3. Experiment folder; all that may be wrong with the input has been read before it is made
     example = load_example_prompt(info.path, fabric, len(tokenizer))
+    check_context(model, example.input_ids.shape[1] + generation_args.max_new_tokens)
     groups = {"train_args": args, "model_args": model_args, "gen_args": generation_args, "fabric_args": fabric_args}
     check_validation(validation, args.validation_batch_size, fabric, args.eval_iters)
     experiment = loop.open_experiment(fabric, args, info, "sft", groups, [train, validation])

@@ -14,7 +14,7 @@ from rlhf_stages.args import FabricArgs, ModelArgs, ScoreAndStepArgs
 from rlhf_stages.cli import parse, run
 from rlhf_stages.terminal import printable
 
-HELP = "a number from -2.0 to 2.0; skip, undo (the last score and its step), save, quit; each also by its first letter"
+HELP = "a number from -2.0 to 2.0; skip, undo (the last score and its step), save, quit; s is skip, u undo, q quit"
 WORDS = ("skip", "undo", "save", "quit", "help")
 
 

@@ -128,7 +128,7 @@ def test_on_one_backbone_a_critic_and_a_reference_cost_adapters_alone(tmp_path, 
     actor = fabric.setup_module(start_actor(start, make_tokenizer(), ppo, args, longest=8))
     one = torch.cuda.memory_allocated() - before
     reference = load_reference(actor, start, make_tokenizer(), ppo, args, None)
-    critic = start_critic(start, None, make_tokenizer(), ppo, args, Backbone(actor.module, start))
+    critic = start_critic(start, None, make_tokenizer(), ppo, args, 8, Backbone(actor.module, start))
     critic = fabric.setup_module(critic)
     assert torch.cuda.memory_allocated() - before - one < 2 * MIB
     batch = texts(cuda)

@@ -108,10 +108,6 @@ class Averages:
                 )
             self._metrics[name].update(value, weight)
 
-    def so_far(self, name: str) -> float:
-        """The mean of one name over every device, 0 if there is none; nothing starts anew."""
-        return float(self._metrics[name].compute()) if name in self._metrics else 0.0
-
     def compute(self) -> dict[str, float]:
         """The means; starts anew. A device that has seen nothing takes part with weight 0, or the others would wait."""
         means = {}
@@ -141,7 +137,7 @@ class Averages:
 
 def distribution(name: str, values: Tensor, fabric: Fabric) -> dict[str, float]:
     """Mean, standard deviation, smallest and largest of values, over every device."""
-    total: Any = fabric.all_reduce(moments(values, torch.ones_like(values, dtype=torch.bool)), reduce_op="sum")
+    total: Any = fabric.all_reduce(moments(values), reduce_op="sum")
     mean, std = mean_std(total)
     smallest, largest = MinMetric().to(fabric.device), MaxMetric().to(fabric.device)
     smallest.update(values)

@@ -107,4 +107,6 @@ def test_explained_variance_at_its_landmarks():
     assert explained(returns, returns, MASK) == 1.0
     assert explained(torch.full_like(returns, 7.0), returns, MASK) == pytest.approx(0.0, abs=1e-9)
     assert explained(returns, torch.ones_like(returns), MASK) == 0.0  # nothing to explain
+    rounded = 3 + 1e-7 * torch.arange(returns.numel()).reshape(returns.shape).double()
+    assert explained(returns.double(), rounded, MASK) == 0.0
     assert explained(returns, returns, MASK & (torch.arange(4) == 9)) == 0.0  # no token

@@ -34,7 +34,7 @@ def pair(folder, kind="gpt2", model_args=LORA, **flags):
     start = save_causal(folder, kind)
     actor = start_actor(start, make_tokenizer(), args, model_args, longest=8)
     backbone = shared_backbone(args, model_args, FabricArgs(), actor, start)
-    critic = start_critic(start, None, make_tokenizer(), args, model_args, backbone)
+    critic = start_critic(start, None, make_tokenizer(), args, model_args, 8, backbone)
     shake_adapters(actor)
     shake_adapters(critic, seed=1)
     torch.nn.init.normal_(head(critic).weight)

@@ -81,6 +81,17 @@ def test_a_normalized_part_is_scaled_by_all_that_was_seen_on_all_devices():
     assert same.combine(rollout_of([[3.0, 3.0]]), 1).scores.tolist() == [0.0, 0.0]
 
 
+def test_statistics_of_a_resumed_run_are_those_of_the_parts_by_name():
+    spec = {"normalize": True}
+    rewards = Rewards([part(None, name="a", **spec), part(None, name="b", **spec)])
+    rewards.observe(rollout_of([[1.0, 3.0], [50.0, 70.0]]), global_sum=lambda seen: seen)
+    again = Rewards([part(None, name="new", **spec), part(None, name="b", **spec)])
+    again.load_state_dict(rewards.state_dict())
+    again.observe(rollout_of([[2.0, 4.0], [60.0, 60.0]]), global_sum=lambda seen: seen)
+    # (4 - 3) / 1; (70 - 60) / sqrt((10^2 + 10^2) / 4)
+    assert again.combine(rollout_of([[4.0], [70.0]]), 1).scores.tolist() == pytest.approx([1 + 10 / 50**0.5])
+
+
 def test_scores_of_tokens_stand_beside_the_sum():
     by_token = part(lambda: [[1.0, 5.0], [1, 2, 3]], per_token=True, weights=((0, 0.5),), clip=(0.0, 2.0))
     rewards = Rewards([by_token, part(lambda: [1, 2])])

@@ -86,6 +86,11 @@ def test_a_reward_model_with_another_tokenizer_reads_the_text(context, tmp_path)
         for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
     ]
     assert found.tolist() == pytest.approx([alone(folder, row) for row in rows], abs=1e-5)
+    # RoBERTa's positions are counted from the place after its padding id
+    roberta = save_classifier(tmp_path / "roberta", "roberta", tokenizer=other)
+    long = Samples(["name the tea. " * 40], [" good"], [None], [{}])
+    one = join(*(part for part in batch(context.tokenizer)[:2]))
+    assert RewardModel(context, str(roberta)).read(one, long).isfinite().all()
     short = RewardModel(context, str(folder), max_length=4).read(join(prompts, responses), samples)
     assert short.tolist() == pytest.approx([alone(folder, row[-4:]) for row in rows], abs=1e-5)
 
@@ -102,6 +107,9 @@ SAMPLES = Samples(
     references=[None, None],
     metadata=[{"act": "question", "last_turn": "name the price."}, {"act": "inform"}],
 )
+
+
+GIVEN = {"prompts": SAMPLES.prompts, "responses": SAMPLES.responses, "metadata": SAMPLES.metadata}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +144,16 @@ def test_a_classifier_whose_labels_are_mere_numbers(context, tmp_path):
     assert Classifier(context, numbered, label="LABEL_2")(**given) == pytest.approx(probabilities[:, 2].tolist())
     with pytest.raises(ValueError, match="2 names for 3 labels"):
         Classifier(context, numbered, label="a", labels="a|b")
+
+
+def test_labels_that_are_called_by_numbers(context, tmp_path):
+    names = {"id2label": {0: "0", 1: "1"}, "label2id": {"0": 0, "1": 1}}
+    folder = str(save_classifier(tmp_path / "numbers", "llama", num_labels=2, **names))
+    (first, second) = Classifier(context, folder, label=1)(**GIVEN)
+    found = Classifier(context, folder, label_key="n", score="probability")(
+        **GIVEN | {"metadata": [{"n": 1}, {"n": "0"}]}
+    )
+    assert found == pytest.approx([first, 1 - second])
 
 
 def test_names_do_not_change_those_of_the_classifier(context, intent):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from rlhf_stages.rewards.spec import RewardSpec, read_specs
@@ -28,6 +30,28 @@ def test_a_weight_follows_lines_between_its_points():
     spec = RewardSpec("x", "x", weights=((10, 1.0), (20, 0.0), (30, 4.0)))
     assert [spec.weight(step) for step in (0, 10, 13, 20, 25, 30, 99)] == pytest.approx([1, 1, 0.7, 0, 2, 4, 4])
     assert RewardSpec("x", "x", weights=((0, 0.3),)).weight(7) == 0.3
+    assert spec.weight(math.inf) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001), ("-2", -2), (".5", 0.5), ("3.", 3.0), ("true", True), ("False", False), ("no", "no"),
+        ("[0-9]+", "[0-9]+"), ("@x", "@x"), ("!", "!"), ("'1'", "1"), ('"a b"', "a b"), ("nan", "nan"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_token_is_a_number_true_or_false_or_the_text_itself(text, value):
+    (spec,) = read_specs(None, [f"x=1,setting={text}"])
+    assert spec.options == {"setting": value}
+    assert type(spec.options["setting"]) is type(value)
+
+
+def test_numbers_with_an_exponent(tmp_path):
+    (tmp_path / "r.yaml").write_text("a: 1e-3\nb: {weight: {0: 1e2}, clip: [-1e1, 2]}\nc: {clip: 1e2}\n")
+    a, b, c = read_specs(str(tmp_path / "r.yaml"), [])
+    assert (a.weights, b.weights, b.clip, c.clip) == (((0, 0.001),), ((0, 100.0),), (-10.0, 2.0), (-100.0, 100.0))
+    (token,) = read_specs(None, ["length=1e-3,clip=1e2"])
+    assert (token.weights, token.clip) == (((0, 0.001),), (-100.0, 100.0))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,8 @@ def test_a_wrong_file_is_said(tmp_path, content, message):
 
 
 def test_what_else_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no reward may be called 'sft', as the parent of --sft_experiment_dir is"):
+        read_specs(None, ["sft=1,type=length"], taken=("sft",))
     with pytest.raises(FileNotFoundError, match=r"gone\.yaml"):
         read_specs(str(tmp_path / "gone.yaml"), [])
     with pytest.raises(ValueError, match="two rewards are called 'meteor'"):

@@ -37,7 +37,7 @@ def test_health_metrics_by_hand():
         {
             "health/entropy": 18 / 10,
             "health/kl_max": 3.0,  # sequences: 3, -1, 0, 0.5
-            "health/kl_error": (2.375**2 + 1.625**2 + 0.625**2 + 0.125**2) ** 0.5 / 4,  # mean 0.625
+            "health/kl_error": (3**2 + 1**2 + 0.5**2) ** 0.5 / 4,
             "health/length_std": 0.5,  # 3, 2, 2, 3
             "health/duplicate_percentage": 25.0,
             "health/distinct_2": 3 / 6,

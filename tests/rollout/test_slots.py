@@ -39,7 +39,9 @@ def model_of(kind="llama", **changes):
 
 
 def slots_of(model, args, sampler, slots=3, dtype=torch.float32, **more):
-    return SlotGenerator(model, args, sampler, PAD, slots=slots, longest_prompt=LONGEST, dtype=dtype, **more)
+    return SlotGenerator(
+        model, args, sampler, PAD, slots=slots, longest=LONGEST + args.max_new_tokens, dtype=dtype, **more
+    )
 
 
 def batches(*sizes):
@@ -167,7 +169,7 @@ def of_flags(generator, model, capsys=None, device="cuda"):
     fabric = Fabric(accelerator="cpu", devices=1)
     shown = SimpleNamespace(device=torch.device(device), _precision=fabric._precision, print=fabric.print)
     args = RolloutArgs(max_new_tokens=5, generator=generator)
-    return make_generator(model, args, plain_sampler(), make_tokenizer(), shown, (2, LONGEST))
+    return make_generator(model, args, plain_sampler(), make_tokenizer(), shown, (2, LONGEST + args.max_new_tokens))
 
 
 def test_what_decodes_otherwise_than_it_scores_is_refused(monkeypatch, capsys):

@@ -70,6 +70,27 @@ def test_a_part_without_weight_is_measured_and_changes_nothing(tiny_run, tmp_pat
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_validation_and_samples_count_each_part_as_it_is_paid(tiny_run, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def gold(responses): return [10.0 for _ in responses]\n"
+        "def ones(tokens): return [[1.0] * len(row) for row in tokens]\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        f"gold: {{type: '{tmp_path}/own.py:gold', weight: 0}}\n"
+        f"ones: {{type: '{tmp_path}/own.py:ones', per_token: true, weight: {{0: 0.0, 2: 1.0}}}}\n"
+    )
+    rates = ["--actor_learning_rate=0", "--critic_learning_rate=0", "--eval_interval=1"]
+    folder = run_ppo(tiny_run, tmp_path, f"--reward_config={tmp_path}/r.yaml", *rates)
+    # the weight that the schedule ends in, whatever the step
+    assert values(folder, "val/reward_mean") == pytest.approx(values(folder, "val/reward_ones"))
+    logged = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    scores = {line["step"]: line["score"] for line in logged if line["name"] == "rollout_sample"}
+    tokens = values(folder, "train/response_length")
+    assert 0 < scores[1] <= 0.5 * 6  # half a point for each token, and nothing for gold
+    assert 0 < scores[2] <= 6
+    assert values(folder, "train/reward_mean") == pytest.approx([0.5 * tokens[0], tokens[1]])
+
+
 def test_a_reward_model_may_stand_beside_others(tiny_run, tmp_path):
     folder = run_ppo(tiny_run, tmp_path, f"--rm_experiment_dir={tiny_run.rm}", "--reward", "length=0")
     assert values(folder, "train/reward_mean") == pytest.approx(values(folder, "reward/rm_mean"), rel=1e-5)

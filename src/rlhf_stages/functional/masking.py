@@ -56,11 +56,12 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
-def moments(values: Tensor, mask: Tensor) -> Tensor:
-    """Count, sum and sum of squares of the values that count, (3,) float64.
+def moments(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Count, sum and sum of squares of the values that count, all without a mask, (3,) float64.
 
     They add up over devices, so that a statistic of the global batch is `mean_std` of their sum.
     """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     kept = torch.where(mask, values, 0).double()
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
 

@@ -64,7 +64,7 @@ def policy_statistics(
 def explained_variance(error: Tensor, target: Tensor) -> float:
     """1 - Var(error) / Var(target), from the `moments` of returns - values and of the returns over all devices.
 
-    0 where the returns do not vary: then there is nothing to explain.
+    0 where the returns do not vary by more than rounding: then there is nothing to explain.
     """
-    error_std, target_std = mean_std(error)[1], mean_std(target)[1]
-    return float(1 - (error_std / target_std) ** 2) if target_std > 0 else 0.0
+    error_std, (mean, std) = mean_std(error)[1], mean_std(target)
+    return float(1 - (error_std / std) ** 2) if std > 1e-6 * mean.abs().clamp(min=1) else 0.0

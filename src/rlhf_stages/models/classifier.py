@@ -17,12 +17,10 @@ from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_whole, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.functional.masking import last_index, length_mask
-from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.forward import context_size, without_adapters
 from rlhf_stages.models.loading import load_classifying
 from rlhf_stages.models.scalar import EncoderScalarModel, ScalarModel, encoder_logits
 
-# more positions than any text has, for models that set no bound
-_ENDLESS = 2**30
 BATCH_SIZE = 128
 
 
@@ -76,13 +74,7 @@ def _wrapped(hf: Any) -> ScalarModel:
 
 def max_tokens(model: ScalarModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of the longest text that a classifier can read: it has positions for them, and its tokenizer agrees."""
-    hf = without_adapters(model.hf)
-    positions = getattr(hf.config.get_text_config(), "max_position_embeddings", None) or _ENDLESS
-    for name, module in hf.named_modules():
-        # RoBERTa and its kin count from the place after their padding id
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            positions = module.num_embeddings - module.padding_idx - 1
-    return int(min(positions, tokenizer.model_max_length))
+    return int(min(context_size(model), tokenizer.model_max_length))
 
 
 class TextClassifier:
@@ -159,6 +151,7 @@ def label_index(labels: Sequence[str], metadata: Mapping[str, Any], key: str) ->
         ValueError: none of them.
     """
     label = metadata.get(key)
+    label = str(label) if isinstance(label, int) else label
     if label not in labels:
         known = ", ".join(labels)
         raise ValueError(f"the metadata's {key!r} is {label!r}, which is not among the classifier's labels {known}")

@@ -12,10 +12,14 @@ import torch
 from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
 
+from rlhf_stages.data.shards import Records
 from rlhf_stages.functional.masking import length_mask, masked_sum, packed_mask
 from rlhf_stages.functional.tokens import gather_logprobs
 from rlhf_stages.models.attention import without_mask
 from rlhf_stages.models.compiling import eager
+
+SHORTER = "lower --max_new_tokens, or prepare the data with a smaller --max_prompt_length"
+_ENDLESS = 2**30
 
 # GPT-2 warns where padding comes without a mask, which `text_logits` explains
 logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "may be padded" not in record.getMessage())
@@ -31,18 +35,33 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def check_context(model: Any, tokens: int) -> None:
+def context_size(model: Any) -> int:
+    """Tokens of the longest text that a model has positions for; more than any text has where it sets no bound.
+
+    Args:
+        model: of transformers, or what this project or `fabric.setup` made of one.
+    """
+    model = unwrap(model)
+    hf = without_adapters(getattr(model, "hf", model))
+    for name, module in hf.named_modules():
+        # RoBERTa and its kin count from the place after their padding id
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.num_embeddings - module.padding_idx - 1)
+    return int(getattr(hf.config.get_text_config(), "max_position_embeddings", None) or _ENDLESS)
+
+
+def check_context(model: Any, tokens: int, what: str = "prompts and responses", remedy: str = SHORTER) -> None:
     """Refuse texts that are longer than the model has positions for.
 
+    Args:
+        what: the texts are, and what makes them shorter.
+
     Raises:
-        ValueError: they are.
+        ValueError: they are longer.
     """
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and tokens > positions:
-        raise ValueError(
-            f"prompts and responses take up to {tokens} tokens, and the model has positions for {positions}; lower"
-            " --max_new_tokens, or prepare the data with a smaller --max_prompt_length"
-        )
+    size = context_size(model)
+    if tokens > size:
+        raise ValueError(f"{what} take up to {tokens} tokens, and the model has positions for {size}; {remedy}")
 
 
 @contextmanager
@@ -77,6 +96,16 @@ class AdaptersOff(nn.Module):
         """The output layer, which the two share."""
         layer: nn.Module = unwrap(self.model).get_output_embeddings()
         return layer
+
+
+def check_texts(model: Any, *shards: Records[Any] | None) -> None:
+    """Refuse data with texts that are longer than the model has positions for.
+
+    Raises:
+        ValueError: there are such.
+    """
+    longest = max(longest for shard in shards if shard is not None for _, longest in shard.sizes)
+    check_context(model, longest, "texts of the data", "prepare them with a smaller --max_length")
 
 
 def text_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -67,9 +67,11 @@ def start_critic(
     tokenizer: PreTrainedTokenizerBase,
     args: PPOArgs,
     model_args: ModelArgs,
+    longest: int,
     backbone: Backbone | None = None,
 ) -> ScalarModel:
-    """The critic of PPO, ready to train: on a network of its own, or with adapters of its own on a backbone.
+    """The critic of PPO, ready to train on texts of at most `longest` tokens: on a network of its own, or with adapters
+    of its own on a backbone.
 
     Raises:
         ValueError: as the functions that it calls.
@@ -79,6 +81,7 @@ def start_critic(
     if backbone is not None and from_rm:
         return own_critic(backbone.load_adapted(start, tokenizer, model_args, trains=True), args)
     critic = load_critic(start, tokenizer, model_args, trained_head=from_rm)
+    check_context(critic, longest)
     if backbone is not None:
         critic = backbone.carry(critic)
     return own_critic(prepare_training(critic, model_args), args)

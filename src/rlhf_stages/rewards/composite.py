@@ -47,7 +47,8 @@ class Rewards:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
         self._summed = [k for k, part in enumerate(parts) if not part.spec.per_token]
-        self._seen = torch.zeros(len(parts), 3, dtype=torch.float64)  # moments of each part, all devices
+        # moments of each part, all devices
+        self._seen = {part.spec.name: torch.zeros(3, dtype=torch.float64) for part in parts}
 
     @property
     def parents(self) -> dict[str, Path]:
@@ -63,7 +64,7 @@ class Rewards:
             kept[name]["options"] = {k: v for k, v in kept[name]["options"].items() if k not in ("path", "model")}
         return kept
 
-    def scorer(self, tokenizer: PreTrainedTokenizerBase, step: int) -> Scorer:
+    def scorer(self, tokenizer: PreTrainedTokenizerBase, step: float) -> Scorer:
         """What `score_responses` calls. Texts are decoded where a part or a plugin's metrics read them."""
         by_ids = all(isinstance(part.reward, RewardModel) and part.reward.same_ids for part in self.parts)
 
@@ -74,7 +75,7 @@ class Rewards:
 
         return read
 
-    def score(self, texts: Texts, samples: Samples, response_mask: Tensor, step: int) -> Scores:
+    def score(self, texts: Texts, samples: Samples, response_mask: Tensor, step: float) -> Scores:
         """What each part gives each response, (B, K), and the weighted scores of single tokens, (B, R).
 
         A part that scores tokens stands in its column with their sum.
@@ -96,9 +97,9 @@ class Rewards:
 
     def observe(self, rollout: Rollout, global_sum: Callable[[Tensor], Tensor]) -> None:
         """Take the scores of a rollout into the running statistics."""
-        columns = [self._clipped(rollout, k) for k in range(len(self.parts))]
-        seen = torch.stack([moments(column, torch.ones_like(column, dtype=torch.bool)) for column in columns])
-        self._seen = self._seen + global_sum(seen).cpu()
+        seen = torch.stack([moments(self._clipped(rollout, k)) for k in range(len(self.parts))])
+        for part, row in zip(self.parts, global_sum(seen).cpu(), strict=True):
+            self._seen[part.spec.name] = self._seen[part.spec.name] + row
 
     def combine(self, rollout: Rollout, step: int) -> Rollout:
         """The rollout with `scores` as training wants them at a step."""
@@ -106,14 +107,14 @@ class Rewards:
         for k in self._summed:
             spec, column = self.parts[k].spec, self._clipped(rollout, k)
             if spec.normalize:
-                mean, std = (float(statistic) for statistic in mean_std(self._seen[k]))
+                mean, std = (float(statistic) for statistic in mean_std(self._seen[spec.name]))
                 column = (column - mean) / (std if std > 1e-8 else 1.0)
             scores = scores + spec.weight(step) * column
         return replace(rollout, scores=scores)
 
     def yardstick(self, rollout: Rollout) -> Rollout:
-        """The rollout with `scores` that mean the same at every step."""
-        weighted = [self.parts[k].spec.weights[-1][1] * self._clipped(rollout, k) for k in self._summed]
+        """The rollout with `scores` that mean the same at every step; its token scores are those of `step` infinity."""
+        weighted = [self.parts[k].spec.weight(math.inf) * self._clipped(rollout, k) for k in self._summed]
         return replace(rollout, scores=sum(weighted, start=torch.zeros_like(rollout.scores)))
 
     def metrics(self, rollout: Rollout, fabric: Fabric, step: int) -> dict[str, float]:
@@ -121,7 +122,7 @@ class Rewards:
         found: dict[str, float] = {}
         for k, part in enumerate(self.parts):
             column, name = rollout.part_scores[:, k], f"reward/{part.spec.name}"
-            total: Any = fabric.all_reduce(moments(column, torch.ones_like(column, dtype=torch.bool)), reduce_op="sum")
+            total: Any = fabric.all_reduce(moments(column), reduce_op="sum")
             mean, std = mean_std(total)
             found |= {f"{name}_mean": float(mean), f"{name}_std": float(std)}
             found[f"{name}_weight"] = part.spec.weight(step)
@@ -133,11 +134,11 @@ class Rewards:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed run needs."""
-        return {"seen": self._seen}
+        return dict(self._seen)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with the statistics of a run that is resumed."""
-        self._seen = state["seen"]
+        """Go on with the statistics of a run that is resumed, of the parts that it had."""
+        self._seen |= {name: seen for name, seen in state.items() if name in self._seen}
 
     def _clipped(self, rollout: Rollout, k: int) -> Tensor:
         column, spec = rollout.part_scores[:, k], self.parts[k].spec

@@ -18,8 +18,7 @@ from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, fingerprint, load_tokenizer
 from rlhf_stages.experiment import resolve_checkpoint
 from rlhf_stages.functional.masking import length_mask
-from rlhf_stages.models.classifier import TextClassifier, label_index
-from rlhf_stages.models.forward import without_adapters
+from rlhf_stages.models.classifier import TextClassifier, label_index, max_tokens
 from rlhf_stages.models.frozen import freeze
 from rlhf_stages.models.loading import load_scalar
 from rlhf_stages.models.scalar import end_scores
@@ -65,8 +64,8 @@ class RewardModel:
         else:
             model = context.backbone.load_adapted(Path(source), self._tokenizer, context.model_args, trains=False)
         self.model: nn.Module = freeze(model, context.device, context.frozen_args if context.backbone is None else None)
-        window = getattr(without_adapters(model.hf).config.get_text_config(), "max_position_embeddings", None)
-        self._max_length = min(n for n in (max_length, window, 2**20) if n is not None)
+        longest = max_tokens(self.model, self._tokenizer)
+        self._max_length = longest if max_length is None else min(max_length, longest)
 
     def read(self, texts: Texts, samples: Samples) -> Tensor:
         """Scores (B,) fp32."""
@@ -114,6 +113,7 @@ class Classifier:
         self._classifier = TextClassifier.load(
             str(self.checkpoint or model), str(context.device), trust_remote_code=context.model_args.trust_remote_code
         )
+        label = None if label is None else str(label)  # a label may be called 1
         self._labels = _named(self._classifier.labels, labels.split("|") if isinstance(labels, str) else list(labels))
         if label is not None and label not in self._labels:
             raise ValueError(f"{model} knows no label {label!r}, but {', '.join(self._labels)}")

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_stages.args import ModelArgs, PPOArgs
 from rlhf_stages.engines import engine_of
 from rlhf_stages.experiment import parent_checkpoint
+from rlhf_stages.models.forward import check_context
 from rlhf_stages.models.scalar import reward_scale
 from rlhf_stages.models.sharing import Backbone
 from rlhf_stages.plugins import METRICS, call, where
@@ -22,11 +23,13 @@ def rewards_of_run(
     model_args: ModelArgs,
     tokenizer: PreTrainedTokenizerBase,
     fabric: Fabric,
+    longest: int,
     backbone: Backbone | None = None,
 ) -> tuple[Rewards, tuple[float, float], Path | None]:
     """The reward model of `--rm_experiment_dir`, called `rm`, and the parts of `--reward_config` and `--reward`.
 
     Args:
+        longest: tokens of the longest prompt and response.
         backbone: what `--share_backbone` shares.
 
     Returns:
@@ -35,7 +38,8 @@ def rewards_of_run(
     Raises:
         ValueError, FileNotFoundError: a flag, a file or a model is not what it should be.
     """
-    specs, checkpoint = read_specs(args.reward_config, args.reward), None
+    taken = ("sft", "rm") if args.rm_experiment_dir is not None else ("sft",)
+    specs, checkpoint = read_specs(args.reward_config, args.reward, taken), None
     if args.rm_experiment_dir is not None:
         checkpoint, _ = parent_checkpoint(args.rm_experiment_dir, stage="rm", flag="--rm_experiment_dir")
         specs.insert(0, RewardSpec(name="rm", kind="reward_model", options={"path": str(checkpoint)}))
@@ -43,6 +47,8 @@ def rewards_of_run(
     rewards = make_rewards(specs, RewardContext(tokenizer, fabric.device, model_args, shared, args))
     for part in rewards.parts:
         if isinstance(part.reward, RewardModel):
+            if part.reward.same_ids:  # else it cuts the texts that it encodes
+                check_context(part.reward.model, longest, f"for the reward {part.spec.name!r} prompts and responses")
             part.reward.model = engine_of(fabric).divide(fabric, part.reward.model, args)
     if checkpoint is None:
         return rewards, (0.0, 1.0), None

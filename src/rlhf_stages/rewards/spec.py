@@ -1,13 +1,16 @@
 """Which rewards a run has, with what weights: YAML and `--reward` tokens to `RewardSpec`."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _SETTINGS = {"type", "weight", "clip", "normalize", "per_token"}
 
 
@@ -32,17 +35,17 @@ class RewardSpec:
     per_token: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def weight(self, step: int) -> float:
-        """The weight at a step."""
-        before = max((p for p in self.weights if p[0] <= step), default=self.weights[0])
-        after = min((p for p in self.weights if p[0] > step), default=self.weights[-1])
-        if before[0] >= after[0] or step <= before[0]:
-            return before[1]
-        return before[1] + (after[1] - before[1]) * (step - before[0]) / (after[0] - before[0])
+    def weight(self, step: float) -> float:
+        """The weight at a step; at infinity the last."""
+        steps, weights = zip(*self.weights, strict=True)
+        return float(np.interp(step, steps, weights))
 
 
-def read_specs(config: str | None, tokens: Sequence[str]) -> list[RewardSpec]:
+def read_specs(config: str | None, tokens: Sequence[str], taken: Collection[str] = ()) -> list[RewardSpec]:
     """The parts that a YAML file names, then those of `--reward NAME[=WEIGHT][,setting=value...]`.
+
+    Args:
+        taken: names that mean something else in this run.
 
     Raises:
         FileNotFoundError: no such file. ValueError: it, or a token, cannot be read; two parts have one name.
@@ -50,6 +53,11 @@ def read_specs(config: str | None, tokens: Sequence[str]) -> list[RewardSpec]:
     specs = ([] if config is None else _from_file(Path(config))) + [_from_token(token) for token in tokens]
     names = [spec.name for spec in specs]
     for name in names:
+        if name in taken:
+            raise ValueError(
+                f"no reward may be called {name!r}, as the parent of --{name}_experiment_dir is; give it another name,"
+                " and its `type`"
+            )
         if names.count(name) > 1:
             raise ValueError(f"two rewards are called {name!r}; give one of them another name, and its `type`")
     return specs
@@ -70,21 +78,31 @@ def _from_file(path: Path) -> list[RewardSpec]:
 def _from_token(token: str) -> RewardSpec:
     head, *rest = token.split(",")
     name, _, weight = head.partition("=")
-    settings: dict[str, Any] = {"weight": yaml.safe_load(weight)} if weight else {}
+    settings: dict[str, Any] = {"weight": _value(weight)} if weight else {}
     for part in rest:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"--reward {token}: expected setting=value, got {part!r}")
-        settings[key.strip()] = yaml.safe_load(value)
+        settings[key.strip()] = _value(value)
     return _spec(name.strip(), settings, f"--reward {token}")
 
 
+def _value(text: str) -> Any:
+    """A number, true or false; anything else is text, such as a pattern: without its quotes, if it has any."""
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
 def _spec(name: str, settings: Any, origin: str) -> RewardSpec:
-    settings = {"weight": settings} if isinstance(settings, (int, float)) else settings or {}
+    settings = {"weight": settings} if _is_number(_numbers(settings)) else settings or {}
     if not name or not isinstance(settings, Mapping):
         raise ValueError(f"{origin}: {name or 'a reward without a name'}: expected a weight, or settings by name")
     kind = str(settings.get("type", name))
-    clip = settings.get("clip")
+    clip = _numbers(settings.get("clip"))
     normalize, per_token = settings.get("normalize", False), settings.get("per_token", False)
     if clip is not None:
         clip = (-clip, clip) if _is_number(clip) else clip
@@ -104,11 +122,21 @@ def _spec(name: str, settings: Any, origin: str) -> RewardSpec:
 
 
 def _weights(value: Any, origin: str) -> tuple[tuple[int, float], ...]:
+    value = _numbers(value)
     points = {0: value} if _is_number(value) else value
     steps = list(points) if isinstance(points, Mapping) else []
     if steps and all(isinstance(s, int) and s >= 0 for s in steps) and all(map(_is_number, points.values())):
         return tuple((step, float(points[step])) for step in sorted(steps))
     raise ValueError(f"{origin}: weight is a number, or numbers by step such as {{0: 0.0, 100: 0.5}}, got {value!r}")
+
+
+def _numbers(value: Any) -> Any:
+    """The value, or all in it, with numbers that YAML takes for text, as 1e-3."""
+    if isinstance(value, str):
+        return float(value) if _NUMBER.fullmatch(value) else value
+    if isinstance(value, Mapping):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    return [_numbers(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _is_number(value: Any) -> bool:

@@ -69,7 +69,7 @@ class Regex:
 
     def __init__(self, pattern: str, whole: bool = False, ignore_case: bool = False) -> None:
         try:
-            compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+            compiled = re.compile(str(pattern), re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ValueError(f"pattern {pattern!r}: {error}") from None
         self._found = compiled.fullmatch if whole else compiled.search

@@ -3,7 +3,7 @@
 Legend: B sequences, R response tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,7 +79,7 @@ def make_experience(
         scores = scores.clamp(-args.reward_clip_value, args.reward_clip_value)
     if args.normalize_rewards:
         every = torch.ones_like(scores, dtype=torch.bool)
-        scores = whiten(scores, every, global_sum(moments(scores, every)), shift_mean=False)
+        scores = whiten(scores, every, global_sum(moments(scores)), shift_mean=False)
     kl = kl_estimate(rollout.logprobs, rollout.ref_logprobs, mask, args.kl_estimator)
     rewards = token_rewards(scores, kl, mask, kl_coeff) + torch.where(mask, rollout.token_scores, 0)
     if args.advantage_estimator == "gae":
@@ -90,6 +90,21 @@ def make_experience(
     estimate = {"rloo": rloo_advantages, "grpo": grpo_advantages}[args.advantage_estimator]
     advantages = estimate(response_returns(rewards, mask), mask, group_size)
     return Experience(rollout, rewards, advantages, torch.zeros_like(advantages))
+
+
+def kl_moved(
+    outputs: Sequence[Mapping[str, Tensor]], batches: Sequence[Experience], global_sum: Callable[[Tensor], Tensor]
+) -> float:
+    """How far the actor is from the one that sampled, as an update found it: mean over the response tokens of all
+    devices, nats.
+
+    Args:
+        outputs: statistics of `policy_objective`, one for each micro-batch.
+    """
+    counts = torch.stack([batch.rollout.response_mask.sum() for batch in batches])
+    kls = torch.stack([statistics["approx_kl"] for statistics in outputs])
+    total, count = global_sum(torch.stack([(kls * counts).sum(), counts.sum()])).unbind()
+    return float(total / count.clamp(min=1))
 
 
 def policy_objective(

@@ -61,7 +61,7 @@ def make_generator(
     """The generator that `--generator` names; `auto` falls back to Hugging Face's with one printed line.
 
     Args:
-        size: prompts that are sampled at a time, and tokens of the longest one.
+        size: prompts that are sampled at a time, and tokens of the longest one with what is sampled.
 
     Raises:
         ValueError: `--generator=slots` cannot serve this model.
@@ -77,7 +77,7 @@ def make_generator(
             sampler,
             pad,
             slots=size[0] * args.num_return_sequences,
-            longest_prompt=size[1],
+            longest=size[1],
             dtype=DTYPES[str(fabric._precision.precision)],
             copied=policy_of(engine.whole(fabric, actor, everywhere=True)) if engine.divides_optimizer else None,
             compiled=sampler.fused,

@@ -70,12 +70,12 @@ def log_example(
 
 
 def log_rollout_sample(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, tracker: Tracker, step: int) -> None:
-    """Log the first response of a rollout with its score and KL."""
+    """Log the first response of a rollout, whose parts of the reward are combined, with its score and KL."""
     tracker.log_sample(
         "rollout_sample",
         step,
         text_of(tokenizer, rollout.prompt_ids[0], rollout.prompt_mask[0]),
         text_of(tokenizer, rollout.response_ids[0], rollout.response_mask[0]),
-        score=float(rollout.scores[0]),
+        score=float(rollout.scores[0] + rollout.token_scores[0].sum()),
         kl=float((rollout.logprobs - rollout.ref_logprobs)[0].sum()),
     )

@@ -44,7 +44,7 @@ class SlotGenerator:
     Args:
         model: the causal model that learns. Where its weights are wider than `dtype` a copy in `dtype` samples, brought
             up to date at each call; LoRA adapters are merged into it.
-        longest_prompt: in tokens, of all prompts to come.
+        longest: in tokens, of all prompts to come with what is sampled.
         compiled: let torch.compile fuse the step before it is captured.
         copied: a copy, in host memory, of a model whose weights are in pieces; that is gathered whenever this samples.
 
@@ -61,7 +61,7 @@ class SlotGenerator:
         pad_token_id: int,
         *,
         slots: int,
-        longest_prompt: int,
+        longest: int,
         dtype: torch.dtype,
         compiled: bool = False,
         copied: Any = None,
@@ -74,7 +74,7 @@ class SlotGenerator:
         parameters = inspect.signature(without_adapters(self.model).forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
-        size = -(-(longest_prompt + args.max_new_tokens) // 8) * 8  # masks of a multiple of 8 keep kernels fast
+        size = -(-longest // 8) * 8  # masks of a multiple of 8 keep kernels fast
         self.limits = [size] if compiled else sorted({-(-size * i // LIMITS // 8) * 8 for i in range(1, LIMITS + 1)})
         self.limits[-1] = size
         self._make_state(slots, size)
