@@ -163,6 +163,8 @@ class Keeper:
         self._close()
         if self.progress.skipped:
             summary = {**summary, "skipped_steps": self.progress.skipped}
+        # without validation there is no loss, and JSON has no word for what is not finite
+        summary = {k: v for k, v in summary.items() if not isinstance(v, float) or math.isfinite(v)}
         if self._is_first:
             self._experiment.finish(summary)
             print(last_lines(self._experiment, summary, next_command))

@@ -1,6 +1,7 @@
 """Wrong input to the stages: exit code 2, one line that says what to do, and nothing written."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from helpers import (
     run_stage,
     save_classifier,
     save_encoder,
+    toy_rows,
     write_data,
     write_toy_data,
 )
@@ -340,6 +342,27 @@ def test_no_data_folder(refused, flags, tmp_path, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_texts_that_are_longer_than_the_positions_of_the_model(refused, flags, tmp_path, stage):
+    data = tmp_path / "toy" / "long"
+    rows = [(prompt, good * 9, bad * 9) for prompt, (good, bad, _) in toy_rows(8)]
+    write_data(data, make_tokenizer(), finetune={"train": [row[:2] for row in rows]}, preference={"train": rows})
+    more = "--max_new_tokens=60" if stage == "ppo" else "--max_steps=1"  # PPO reads no responses
+    line = refused(stage, [*flags[stage], f"--data_dir={data}", more])
+    assert re.search(r"take up to \d+ tokens, and the model has positions for 64; ", line)
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_samples_that_are_longer_than_the_positions_of_the_model(refused, flags, stage):
+    assert "positions for 64; lower --max_new_tokens" in refused(stage, [*flags[stage], "--max_new_tokens=64"])
+
+
+def test_a_reward_model_with_fewer_positions_than_the_actor(refused, flags, tmp_path):
+    short = save_classifier(tmp_path / "short", "llama", max_position_embeddings=9)
+    line = refused("ppo", [*flags["ppo"], "--reward", f"short=1,type=reward_model,path={short}"])
+    assert line.startswith("for the reward 'short' prompts and responses take up to ")
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_data_without_a_validation_shard_still_train(flags, tiny_run, tmp_path, stage):
     data = copy_of(tiny_run.data, tmp_path / "toy" / "tiny")
     for file in data.glob("*_validation.pt"):
@@ -347,7 +370,8 @@ def test_data_without_a_validation_shard_still_train(flags, tiny_run, tmp_path, 
     with pytest.warns(UserWarning, match="nothing is validated"):
         experiment = load_script(f"scripts/rlhf_{stage}.py").main([*flags[stage], f"--data_dir={data}"])
     assert (experiment / "best").read_text() == (experiment / "latest").read_text() == "step-000001\n"
-    assert (experiment / "summary.json").is_file()
+    text = (experiment / "summary.json").read_text()
+    assert not {"NaN", "Infinity"} & set(re.findall(r"\w+", text))  # which are no JSON
 
 
 @pytest.mark.slow
