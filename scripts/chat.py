@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Talk to a model in the terminal.
 
-    python scripts/chat.py experiments/helpdesk/demo/ppo
+    python scripts/chat.py experiments/helpdesk/helpdesk-tiny/ppo
 
 The model is an experiment folder, one of its checkpoints, any model folder, or a hub id.
 """

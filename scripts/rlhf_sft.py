@@ -141,8 +141,10 @@ def main(argv: list[str] | None = None) -> Path:
     # 7. Done
     loss, first = (metrics.get("val/loss", math.nan) for metrics in (progress.metrics, progress.first))
     summary = {"steps": progress.step, "val/loss": loss, "val/loss_before": first, "val/loss_best": -progress.best}
-    next_command = f"python scripts/rlhf_rm.py --data_dir={args.data_dir} --sft_experiment_dir={experiment.dir}"
-    return keeper.finish(summary, next_command)
+    has_preferences = (info.path / "preference_train.pt").is_file()
+    script, reward = ("rlhf_rm.py", "") if has_preferences else ("rlhf_ppo.py", " --reward=...")
+    parents = f"--data_dir={args.data_dir} --sft_experiment_dir={experiment.dir}"
+    return keeper.finish(summary, f"python scripts/{script} {parents}{reward}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Score replies in a terminal, and let the model learn from each score at once: one PPO step per score.
 
-    python scripts/score_and_step.py --sft_experiment_dir=experiments/helpdesk/demo/sft \\
-        --prompts=data/helpdesk/demo/prompt_train.pt
+    python scripts/score_and_step.py --sft_experiment_dir=experiments/helpdesk/helpdesk-tiny/sft \\
+        --prompts=data/helpdesk/helpdesk-tiny/prompt_train.pt
 
 Scores go to the database of annotate.py, the model to an experiment folder. The same command with --resume goes on.
 """

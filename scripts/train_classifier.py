@@ -125,8 +125,9 @@ def main(argv: list[str] | None = None) -> Path:
         majority = majority_accuracy(counts, test.label_counts)
         summary |= {**metrics, "test/majority_acc": majority, "test/labels": classes}
         tracker.message(class_table(classes))
-    reward = f"--reward label=1,type=classifier,model={experiment.dir},label={data.labels[0]}"
-    return keeper.finish(summary, f"python scripts/rlhf_ppo.py --sft_experiment_dir=<sft-dir> {reward}")
+    reward = f"--reward label=1,type=classifier,model={experiment.dir},label=<{'|'.join(data.labels[:5])}>"
+    start = f"python scripts/rlhf_ppo.py --data_dir={args.data_dir or '<data-dir>'} --sft_experiment_dir=<sft-dir>"
+    return keeper.finish(summary, f"{start} {reward}")
 
 
 if __name__ == "__main__":

@@ -83,10 +83,8 @@ def make_config(kind, vocab_size=100, **changes):
             )  # fmt: skip
         case "llama":
             dropout = common.pop("dropout", 0.0)
-            common.setdefault("tie_word_embeddings", True)
-            return LlamaConfig(
-                num_key_value_heads=1, max_position_embeddings=64, attention_dropout=dropout, **rope, **common
-            )
+            common = {"tie_word_embeddings": True, "max_position_embeddings": 64, **common}
+            return LlamaConfig(num_key_value_heads=1, attention_dropout=dropout, **rope, **common)
         case "neox":
             dropout = common.pop("dropout", 0.0)
             return GPTNeoXConfig(

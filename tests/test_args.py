@@ -398,6 +398,20 @@ def test_stage_shares_sum_to_1():
     assert result.stage_shares == pytest.approx({"finetune": 0.2, "preference": 0.4, "prompt": 0.4})
 
 
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--sed=1"], "error: unrecognized arguments: --sed=1; did you mean --seed?"),
+        (["--xyzzy"], "error: unrecognized arguments: --xyzzy; --help lists all flags"),
+        (["--epochs=many"], "error: argument --epochs: invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_flag_is_said_in_one_line(capsys, argv, line):
+    with pytest.raises(SystemExit):
+        parse(SFTArgs, argv=[*REQUIRED[SFTArgs], *argv])
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 # --- config file ---
 
 
@@ -609,7 +623,7 @@ def test_rollouts_refuse_what_bends_the_distribution(capsys, argv):
     [
         (
             "--rollout_size=16 --rollout_mini_batch_size=17",
-            "--rollout_mini_batch_size 17 is not in 1..--rollout_size 16",
+            "--rollout_mini_batch_size 17 is more than --rollout_size 16; lower it, too",
         ),
         ("--rollout_mini_batch_size=0", "--rollout_mini_batch_size lies between"),
         ("--ppo_epochs=0", "--ppo_epochs lies between"),

@@ -572,7 +572,8 @@ class PPOArgs(FrozenArgs):
         super().__post_init__()
         _require(
             self.rollout_mini_batch_size <= self.rollout_size,
-            f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is not in 1..--rollout_size {self.rollout_size}",
+            f"--rollout_mini_batch_size {self.rollout_mini_batch_size} is more than --rollout_size {self.rollout_size};"
+            " lower it, too",
         )
         _require(
             self.rm_experiment_dir is not None or bool(self.reward_config or self.reward),

@@ -1,6 +1,7 @@
 """The order of the data: which records each step of each device sees, a function of the seed alone."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -168,12 +169,18 @@ class Plan:
                 collate_fn=collate,
                 num_workers=self._args.num_workers,
                 pin_memory=self._fabric.device.type == "cuda",
+                worker_init_fn=_leave_group,
                 generator=torch.Generator(),  # else each start of a loader takes a number from the run's own
             )
             batches = iter(loader)
             for number, window in zip(numbers, left, strict=True):
                 records = [_of_rows(packed, micro) for micro in window] if packed else window
                 yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], records)
+
+
+def _leave_group(worker: int) -> None:
+    """A signal to the group of processes, as `timeout` sends it, is for the run, which ends its workers itself."""
+    os.setpgrp()
 
 
 def _of_rows(packed: PackedShard, rows: Sequence[int]) -> list[int]:

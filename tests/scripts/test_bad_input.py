@@ -92,7 +92,7 @@ def test_no_model(refused, flags):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--rollout_mini_batch_size=9"], "--rollout_mini_batch_size 9 is not in 1..--rollout_size 8"),
+        (["--rollout_mini_batch_size=9"], "--rollout_mini_batch_size 9 is more than --rollout_size 8; lower it, too"),
         (["--rollout_size=4", "--rollout_mini_batch_size=4"], "--normalize_rewards needs --rollout_size of at least 8"),
         (["--top_k=5"], "--top_k=0 --top_p=1.0 in PPO"),
         (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),

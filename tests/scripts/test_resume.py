@@ -6,6 +6,9 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 import warnings
 
 import pytest
@@ -17,7 +20,7 @@ from rlhf_stages.functional import tokens
 from rlhf_stages.keeper import Keeper
 from rlhf_stages.rewards import learned
 
-from helpers import make_tokenizer, run_stage, toy_rows, write_data
+from helpers import ROOT, make_tokenizer, run_stage, toy_rows, write_data
 
 STEPS = 7
 # saves at 2, 4, 6, 7, validations at 3, 6 and with each save, log lines at 3, 6, 7: never all at once
@@ -175,6 +178,22 @@ def test_a_stopped_run_says_so_and_ends_with_75(tiny_run, tmp_path, monkeypatch,
         "SIGTERM: stopped after step 1 of 7, all saved; the same command with --resume continues"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_group_leaves_the_workers_of_the_data_alone(tiny_run, tmp_path):
+    """As `timeout` sends it."""
+    flags = [f"--data_dir={tiny_run.data}", f"--log_dir={tmp_path}", f"--model_name={tiny_run.model}", "--epochs=999"]
+    script = [sys.executable, str(ROOT / "scripts" / "rlhf_rm.py"), *flags, "--accelerator=cpu", "--num_workers=2"]
+    process = subprocess.Popen([*script, "--eval_interval=9999"], stderr=subprocess.PIPE, start_new_session=True)
+    folder = tmp_path.joinpath(*tiny_run.rm.parts[-3:])
+    numbers, end = folder / "metrics.csv", time.monotonic() + 120
+    while not numbers.is_file() or numbers.read_text().count("\n") < 3:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    error = process.communicate(timeout=60)[1].decode()
+    assert (process.returncode, "all saved" in error) == (75, True), error
 
 
 def test_the_time_limit_stops_with_all_saved(tiny_run, tmp_path, finished):

@@ -272,7 +272,7 @@ def _print_summary(args: TextDataArgs, counts: Counts, order: Mapping[str, list[
     folder, model = args.destination_dir, args.tokenizer_name
     command = {
         "finetune": f"python scripts/rlhf_sft.py --data_dir={folder} --model_name={model}",
-        "preference": f"python scripts/rlhf_rm.py --data_dir={folder} --sft_experiment_dir=<folder of the SFT run>",
-        "prompt": f"python scripts/rlhf_ppo.py --data_dir={folder} --sft_experiment_dir=... --rm_experiment_dir=...",
+        "preference": f"python scripts/rlhf_rm.py --data_dir={folder} --sft_experiment_dir=<sft-dir>",
+        "prompt": f"python scripts/rlhf_ppo.py --data_dir={folder} --sft_experiment_dir=<sft-dir> --rm_experiment_dir=<rm-dir>",
     }[args.stage]
     print(f"wrote {args.stage} shards to {folder}\nnext:\n{folded_command(command)}")

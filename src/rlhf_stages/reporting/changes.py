@@ -58,8 +58,7 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 def _meaning(kind: type, name: str) -> str:
     comment = get_attribute_docstring(kind, name)
-    text = comment.comment_inline or comment.comment_above or ""
-    return " ".join(text.removeprefix("noqa: RUF009").split())
+    return " ".join((comment.comment_inline.removeprefix("noqa: RUF009") or comment.comment_above or "").split())
 
 
 def _plain(value: Any) -> Any:
