@@ -7,6 +7,7 @@ import pytest
 
 from rlhf_stages import loop
 from rlhf_stages.args import CompareArgs, FabricArgs
+from rlhf_stages.feedback import contest
 from rlhf_stages.feedback.agreement import agreement_of
 from rlhf_stages.feedback.contest import (
     Contestant,
@@ -108,6 +109,27 @@ def test_both_answer_the_same_prompts_once_and_a_kill_in_between_is_made_good(ma
     assert [(item.prompt, item.replies) for item in again] == [(item.prompt, item.replies) for item in items]
     with pytest.raises(ValueError, match="positions for 64"):
         open_contest(arguments(material, max_new_tokens=60), contestants, store, fabric)
+
+
+def test_the_same_command_twice_at_once_asks_about_each_pair_once(material, store, fabric, monkeypatch):
+    args = arguments(material, num_prompts=3)
+    contestants = contestants_of(args.models)
+    sampled = contest._replies
+    faster = []
+
+    def overtaken(*inputs):
+        """Samples, while another process with the same command does and stores all."""
+        if not faster:
+            faster.append(None)
+            other = Store(store.path)
+            faster[:] = open_contest(args, contestants, other, fabric)
+            other.close()
+        return sampled(*inputs)
+
+    monkeypatch.setattr(contest, "_replies", overtaken)
+    items = open_contest(args, contestants, store, fabric)
+    assert len(items) == 3
+    assert items == faster == open_contest(args, contestants, store, fabric)
 
 
 # Votes of people

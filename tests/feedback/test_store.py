@@ -172,7 +172,6 @@ def test_filters(store, item):
     assert numbers(text='say "HI"') == [3, 2]
     assert numbers(text="c\nd") == numbers(text="好") == [1]  # in a reply, where JSON escapes it
     assert numbers(text="%") == []
-    assert store.annotators() == ["ann", "bob"]
 
 
 def test_repeats_are_what_others_ranked_the_least_ranked_first(store):

@@ -101,8 +101,9 @@ def open_contest(
         columns = [_replies(one, prompts, args, fabric) for one in contestants]
         names, digests = (" | ".join(getattr(one, key) for one in contestants) for key in ("source", "digest"))
         known = settings | {"comparison": number, "seed": args.seed}
-        for row in range(len(items), len(prompts)):
-            items.append(store.add_item(prompts[row], [column[row] for column in columns], names, digests, known))
+        rows = [(prompt, replies) for prompt, *replies in zip(prompts, *columns, strict=True)]
+        # the same command may have run meanwhile: then its replies are the ones that people are asked about
+        items = store.add_missing("comparison", rows, names, digests, known)
     return items
 
 

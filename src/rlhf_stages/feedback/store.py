@@ -39,6 +39,7 @@ from rlhf_stages.feedback.wording import Refusal
 BUSY_SECONDS = 5.0  # How long a save waits for another program's lock
 _APPLICATION_ID, _VERSION = 0x524C4846, 1  # "RLHF"
 _CURRENT = "j.revision = (SELECT max(revision) FROM judgements WHERE id = j.id) AND NOT j.deleted"
+_WITH = "FROM items WHERE json_extract(settings, ?) = ?"
 _SCHEMA = f"""
 CREATE TABLE items (
     id INTEGER PRIMARY KEY,
@@ -107,12 +108,23 @@ class Store:
         Raises:
             Refusal: it cannot be stored.
         """
-        values = (prompt, dump(list(replies)), model, digest, dump(dict(settings)), _now())
         with self._transaction() as db:
-            sql = "INSERT INTO items (prompt, replies, model, digest, settings, created) VALUES (?, ?, ?, ?, ?, ?)"
-            number = db.execute(sql, values).lastrowid
-        assert number is not None  # for the type checker: an INSERT has one
+            number = _insert_item(db, prompt, replies, model, digest, settings)
         return self.item(number)
+
+    def add_missing(
+        self, name: str, rows: Sequence[tuple[str, Sequence[str]]], model: str, digest: str, settings: Mapping[str, Any]
+    ) -> list[Item]:
+        """Store those rows (prompt, replies) that come after as many as share the setting `name`; all that share it.
+
+        Raises:
+            Refusal: they cannot be stored; then none of them is.
+        """
+        with self._transaction() as db:
+            (count,) = db.execute(f"SELECT count(*) {_WITH}", (f"$.{name}", settings[name])).fetchone()
+            for prompt, replies in rows[count:]:
+                _insert_item(db, prompt, replies, model, digest, settings)
+        return self.items_with(name, settings[name])
 
     def item(self, number: int) -> Item:
         """The item of a number. Raises Refusal if there is none."""
@@ -123,7 +135,7 @@ class Store:
 
     def items_with(self, name: str, value: str) -> list[Item]:
         """The items among whose settings is this one, the first first."""
-        rows = self._select("SELECT * FROM items WHERE json_extract(settings, ?) = ? ORDER BY id", f"$.{name}", value)
+        rows = self._select(f"SELECT * {_WITH} ORDER BY id", f"$.{name}", value)
         return [item_of(row) for row in rows]
 
     def save(self, item: int, annotator: str, opinion: Opinion, seconds: float, token: str) -> Judgement:
@@ -205,11 +217,6 @@ class Store:
         sql = f"SELECT {COLUMNS} FROM judgements WHERE id = ? ORDER BY revision"
         return [judgement_of(row) for row in self._select(sql, number)]
 
-    def annotators(self) -> list[str]:
-        """Everybody who has said something that is not deleted."""
-        return [name for (name,) in self._select(f"SELECT DISTINCT annotator FROM judgements AS j WHERE {_CURRENT}"
-                                                 " ORDER BY annotator")]  # fmt: skip
-
     def repeat_for(self, annotator: str) -> Item | None:
         """An item that others ranked and this person has not seen; of those, one with the fewest rankings."""
         sql = (
@@ -259,6 +266,16 @@ def _translated() -> Iterator[None]:
     except sqlite3.OperationalError as error:
         busy = (error.sqlite_errorcode or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         raise Refusal("busy" if busy else "not_stored", reason=str(error)) from error
+
+
+def _insert_item(
+    db: sqlite3.Connection, prompt: str, replies: Sequence[str], model: str, digest: str, settings: Mapping[str, Any]
+) -> int:
+    values = (prompt, dump(list(replies)), model, digest, dump(dict(settings)), _now())
+    sql = "INSERT INTO items (prompt, replies, model, digest, settings, created) VALUES (?, ?, ?, ?, ?, ?)"
+    number = db.execute(sql, values).lastrowid
+    assert number is not None  # for the type checker: an INSERT has one
+    return number
 
 
 def _insert(db: sqlite3.Connection, judgement: Judgement, token: str) -> Judgement:
