@@ -111,6 +111,19 @@ def test_both_answer_the_same_prompts_once_and_a_kill_in_between_is_made_good(ma
         open_contest(arguments(material, max_new_tokens=60), contestants, store, fabric)
 
 
+def test_what_the_replies_depend_on_makes_another_comparison(material, store, fabric):
+    prompts = material / "turns.jsonl"  # the same prompts in both formats
+    prompts.write_text(json.dumps({"prompt": "\n\nHuman: name the price\n\nAssistant:"}))
+    contestants = contestants_of(arguments(material).models)
+    bf16 = loop.start_fabric(FabricArgs(accelerator="cpu", devices="1", precision="bf16-mixed"), 42)
+    other = [({"seed": 1}, fabric), ({"prompt_format": "text"}, fabric), ({"mini_batch_size": 1}, fabric), ({}, bf16)]
+    found = [
+        open_contest(arguments(material, prompts=str(prompts), **flags), contestants, store, used)
+        for flags, used in [({}, fabric), *other]
+    ]
+    assert len({item.settings["comparison"] for items in found for item in items}) == len(found)
+
+
 def test_the_same_command_twice_at_once_asks_about_each_pair_once(material, store, fabric, monkeypatch):
     args = arguments(material, num_prompts=3)
     contestants = contestants_of(args.models)

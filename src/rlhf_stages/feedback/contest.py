@@ -93,17 +93,17 @@ def open_contest(
         check_prompt(prompt, args.prompt_format)
         for prompt in read_prompts(str(args.prompts), args.models)[: args.num_prompts]
     ]
-    settings = {field.name: getattr(args, field.name) for field in fields(GenerationArgs)}
-    facts = [[one.source if one.digest == "" else one.digest for one in contestants], settings, args.seed, prompts]
+    names = [field.name for field in fields(GenerationArgs)] + ["seed", "prompt_format", "mini_batch_size"]
+    settings = {name: getattr(args, name) for name in names} | {"precision": str(fabric._precision.precision)}
+    facts = [[one.source if one.digest == "" else one.digest for one in contestants], settings, prompts]
     number = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     items = store.items_with("comparison", number)
-    if len(items) < len(prompts):  # none, or a part: it was killed
+    if len(items) < len(prompts):
         columns = [_replies(one, prompts, args, fabric) for one in contestants]
-        names, digests = (" | ".join(getattr(one, key) for one in contestants) for key in ("source", "digest"))
-        known = settings | {"comparison": number, "seed": args.seed}
+        sources, digests = (" | ".join(getattr(one, key) for one in contestants) for key in ("source", "digest"))
         rows = [(prompt, replies) for prompt, *replies in zip(prompts, *columns, strict=True)]
         # the same command may have run meanwhile: then its replies are the ones that people are asked about
-        items = store.add_missing("comparison", rows, names, digests, known)
+        items = store.add_missing("comparison", rows, sources, digests, settings | {"comparison": number})
     return items
 
 
