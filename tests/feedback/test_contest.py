@@ -7,6 +7,7 @@ import pytest
 
 from rlhf_stages import loop
 from rlhf_stages.args import CompareArgs, FabricArgs
+from rlhf_stages.experiment import digest
 from rlhf_stages.feedback import contest
 from rlhf_stages.feedback.agreement import agreement_of
 from rlhf_stages.feedback.contest import (
@@ -216,11 +217,16 @@ def test_a_reward_model_and_a_classifier_judge_by_what_they_score(material, tmp_
     for label in ("yes", "no"):
         args = arguments(material, judge="classifier", classifier=str(tmp_path / "c"), label=label)
         vote(args, items, store, fabric)
-    yes, no = (store.judgements(annotator=f"judge:{label} of {tmp_path / 'c'}") for label in ("yes", "no"))
+    name = f"{tmp_path / 'c'} {digest(tmp_path / 'c')[:8]}"
+    yes, no = (store.judgements(annotator=f"judge:{label} of {name}") for label in ("yes", "no"))
     assert len(yes) == len(no) == 3
     # what is likelier to be the one is less likely to be the other; and it does not matter which model said it
     assert [j.opinion.ranks[::-1] for j, _ in yes] == [j.opinion.ranks for j, _ in no]
     assert yes[2][0].opinion.ranks == yes[1][0].opinion.ranks[::-1]
+    save_classifier(tmp_path / "c", seed=1, num_labels=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    vote(args, items, store, fabric)  # trained again, it votes anew
+    assert len(store.judgements(annotator=f"judge:no of {tmp_path / 'c'} {digest(tmp_path / 'c')[:8]}")) == 3
+    assert len(store.judgements()) == 12
     args = arguments(material, judge="classifier", classifier=str(tmp_path / "c"), label="maybe")
     with pytest.raises(ValueError, match="knows no, yes"):
         vote(args, items, store, fabric)

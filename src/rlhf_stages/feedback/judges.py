@@ -1,6 +1,7 @@
 """Programs that compare two replies: a score each, and the higher one wins."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from lightning.fabric import Fabric
@@ -9,7 +10,7 @@ from rlhf_stages import loop
 from rlhf_stages.args import CompareArgs, ModelArgs
 from rlhf_stages.data.collate import pad_right
 from rlhf_stages.data.tokenizer import encode_prompt, encode_response, load_tokenizer
-from rlhf_stages.experiment import digest, parent_checkpoint
+from rlhf_stages.experiment import digest, parent_checkpoint, resolve_checkpoint
 from rlhf_stages.feedback.contest import is_identical
 from rlhf_stages.feedback.records import JUDGE, Item, Opinion
 from rlhf_stages.feedback.store import Store
@@ -40,7 +41,10 @@ def _scores(args: CompareArgs, items: Sequence[Item], fabric: Fabric) -> tuple[s
     if args.judge == "length":
         name, found = "length", [float(len(reply.strip())) for _, reply in texts]
     elif args.judge == "classifier":
-        name = f"{args.label} of {args.classifier}"
+        source = str(args.classifier)
+        # trained again, it is another judge
+        weights = f" {digest(resolve_checkpoint(source))[:8]}" if Path(source).is_dir() else ""
+        name = f"{args.label} of {source}{weights}"
         found = _label_probabilities(args, [reply for _, reply in texts], fabric)
     else:
         name, found = _rewards(args, texts, fabric)
