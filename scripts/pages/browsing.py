@@ -19,6 +19,8 @@ SHOWN = 200  # Rows of the table
 HEADERS = ("number", "who", "what", "prompt_short", "best", "seconds", "when")
 WIDTHS = ["90px", "120px", "180px", "280px", "240px", "100px", "160px"]
 
+CLOSED = (None, None, "", None, "")  # The editor when nothing is open: number, revision, token, verdict, text
+
 
 def verdict_name(language: str, verdict: str) -> str:
     """A verdict in the page's language."""
@@ -72,13 +74,12 @@ class BrowseTab:
         for event in (tab.select, self.text.submit, self.who.input, self.verdict.input):
             event(self.list_rows, filters, rows, api_visibility="private", **quiet)
         self.export.click(self.write, page.language, self.note, api_name="export", show_progress_on=self.table)
-        opened = [self.item, self.revision, self.token, self.new_verdict, self.new_text]
+        opened = [self.item, self.opened, self.revision, self.token, self.new_verdict, self.new_text]
         self.table.select(
             self.open_row, page.language, [self.number, *opened], api_visibility="private", **quiet
         )  # fmt: skip
         self.fetch.click(self.open_judgement, [page.language, self.number], opened, api_name="open", **quiet)
-        inputs = [page.language, page.annotator, self.number, self.revision, self.token]
-        inputs += [self.new_verdict, self.new_text]
+        inputs = [page.language, page.annotator, *opened[1:]]
         for button, action, name in ((self.save, self.change, "edit"), (self.delete, self.remove, "delete")):
             done = button.click(action, inputs, [self.edited, *opened], api_name=name, **quiet)
             done.then(self.list_rows, filters, rows, api_visibility="private", **quiet)
@@ -117,7 +118,9 @@ class BrowseTab:
             self.number = page.worded(gr.Number(precision=0, elem_id="number"), label="open")
             self.fetch = page.worded(gr.Button(elem_id="fetch"), value="open_button")
         self.item = gr.HTML(elem_id="item")
-        self.revision, self.token = gr.Number(visible=False, precision=0), gr.Textbox(visible=False)
+        # of what is shown, whatever number the box above has by now
+        self.opened, self.revision = (gr.Number(visible=False, precision=0) for _ in range(2))
+        self.token = gr.Textbox(visible=False)
         with gr.Row():
             kinds = partial(_choices, None, VERDICTS)
             self.new_verdict = page.worded(gr.Dropdown(elem_id="new-verdict"), label="verdict", choices=kinds)
@@ -149,13 +152,14 @@ class BrowseTab:
             language, lambda: (self.desk.item_of(number), self.store.history(number)[-1])
         )
         if found is None:
-            return [message(problem, "bad"), None, "", None, ""]
+            return [message(problem, "bad"), *CLOSED]
         item, judgement = found
         if judgement.deleted:
-            return [message(say(language, "gone", number=number), "bad"), None, "", None, ""]
+            return [message(say(language, "gone", number=number), "bad"), *CLOSED]
         replies = "".join(plain(reply, LETTERS[i]) for i, reply in enumerate(item.replies))
         prompt = f'<div class="prompt">{escape(item.prompt.strip())}</div>'
-        return [prompt + replies, judgement.revision, uuid.uuid4().hex, judgement.opinion.verdict, said(judgement)]
+        opinion = judgement.opinion
+        return [prompt + replies, number, judgement.revision, uuid.uuid4().hex, opinion.verdict, said(judgement)]
 
     def open_row(self, event: gr.SelectData, language: str) -> list[Any]:
         """The judgement of a row that was clicked."""
@@ -184,9 +188,9 @@ class BrowseTab:
         """Do it; what is open is then the new revision, or what it was, beside the reason why nothing was done."""
         done, problem = self.page.attempt(language, action)
         if done is None:
-            return [message(problem, "bad"), *[gr.skip()] * 5]
+            return [message(problem, "bad"), *[gr.skip()] * 6]
         line = message(say(language, key, number=done.id), "good")
-        return [line, *(["", None, "", None, ""] if done.deleted else self.open_judgement(language, number))]
+        return [line, *(["", *CLOSED] if done.deleted else self.open_judgement(language, number))]
 
     def write(self, language: str) -> str:
         """Export, and say what and where."""

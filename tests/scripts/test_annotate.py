@@ -255,6 +255,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.locator("#number input").fill("2")
     page.click("#fetch")
     page.wait_for_function("document.querySelector('#new-verdict input').value === 'all bad'")
+    page.locator("#number input").fill("1")  # what is open counts, not what stands in the box
     page.click("#delete")
     page.wait_for_selector("#edited >> text=Number 2 is deleted")
     page.wait_for_selector("#browse-count >> text=2 shown of 2")
