@@ -18,7 +18,6 @@ from pages.annotation import Page, Sampling, message, plain
 SHOWN = 200  # Rows of the table
 HEADERS = ("number", "who", "what", "prompt_short", "best", "seconds", "when")
 WIDTHS = ["90px", "120px", "180px", "280px", "240px", "100px", "160px"]
-
 CLOSED = (None, None, "", None, "")  # The editor when nothing is open: number, revision, token, verdict, text
 
 
@@ -197,11 +196,11 @@ class BrowseTab:
         done, problem = self.page.attempt(language, self.desk.export)
         if done is None:
             return message(problem, "bad")
-        args = self.page.args
-        command = f"python scripts/rlhf_rm.py --data_dir={args.export_dir} --model_name={args.models[0]}"
         counts = {"rankings": done.rankings, "lists": done.lists, "scores": done.scores}
-        where = {"folder": args.export_dir, "files": ", ".join(done.files), "command": command}
-        return message(say(language, "exported", **counts, **where), "good")
+        line = say(language, "exported", **counts, folder=self.page.args.export_dir, files=", ".join(done.files))
+        if done.lists:  # scores alone are nothing that a reward model trains on
+            line += say(language, "next_step", command=self.desk.training_command())
+        return message(line, "good")
 
 
 class ScoreTab:

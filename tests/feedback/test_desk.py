@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 
 import pytest
 
@@ -203,6 +204,24 @@ def test_the_export_of_a_desk(desk):
     object.__setattr__(desk.args, "tokenizer_name", "no/such/tokenizer")
     with pytest.raises(Refusal, match="The export failed"):
         desk.export()
+
+
+def test_the_command_that_trains_on_the_export(desk, material, tmp_path):
+    for stage in ("sft", "ppo"):
+        run = tmp_path / "my runs" / stage
+        save_causal(run / "checkpoints" / "step-000001")
+        (run / "args.json").write_text(json.dumps({"stage": stage}))
+        (run / "latest").write_text("step-000001\n")
+    runs, model = tmp_path / "my runs", material / "model"
+    for given, start in (
+        ([runs / "sft"], f"--sft_experiment_dir={runs / 'sft'}"),
+        ([runs / "ppo"], f"--model_name={runs / 'ppo' / 'checkpoints' / 'step-000001'}"),
+        ([model], f"--model_name={model}"), (["some/hub-model"], "--model_name=some/hub-model"),
+        ([], "--model_name=..."), ([tmp_path], "--model_name=..."),
+    ):  # fmt: skip
+        desk.args.models[:] = map(str, given)
+        wanted = ["python", "scripts/rlhf_rm.py", f"--data_dir={desk.args.export_dir}", start]
+        assert shlex.split(desk.training_command()) == wanted
 
 
 # Users

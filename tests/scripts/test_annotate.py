@@ -231,6 +231,7 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.wait_for_selector("#judgements >> text=4, 3, 2, 1 >> visible=true")  # the list has been read again
     page.click("#export")
     page.wait_for_selector("#browse-note >> text=Exported 1 rankings (1 lists)")
+    assert f"Next: python scripts/rlhf_rm.py --data_dir={tmp_path}" in page.inner_text("#browse-note")
     searched = page.locator("#by-text").locator("input, textarea").first
     searched.fill("not to be found")
     searched.press("Enter")

@@ -6,6 +6,7 @@ nothing between two requests and a page outlives a restart of it.
 
 import json
 import random
+import shlex
 import threading
 import time
 import uuid
@@ -14,13 +15,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from rlhf_stages.args import AnnotateArgs, GenerationArgs
-from rlhf_stages.experiment import resolve_checkpoint
+from rlhf_stages.experiment import experiment_of, resolve_checkpoint
 from rlhf_stages.feedback.export import Exported, export
 from rlhf_stages.feedback.ranks import complete_ranks, read_ranks
 from rlhf_stages.feedback.records import JUDGE, Item, Judgement, Opinion
 from rlhf_stages.feedback.sampling import Replier, check_prompt, read_prompts
 from rlhf_stages.feedback.store import Store
 from rlhf_stages.feedback.wording import Refusal
+from rlhf_stages.files import read_json
 
 MAX_NAME = 60
 SCORE_RANGE = (-2.0, 2.0)  # That of transformers_tasks' terminal
@@ -199,5 +201,25 @@ class Desk:
             except (ValueError, OSError) as error:
                 raise Refusal("bad_export", reason=error) from error
 
+    def training_command(self) -> str:
+        """The command that trains a reward model on the export, from the first of the models."""
+        start = _start_of(next(iter(self.args.models), None))
+        return shlex.join(["python", "scripts/rlhf_rm.py", f"--data_dir={self.args.export_dir}", start])
+
     def _save(self, annotator: str, seen: Ticket, opinion: Opinion) -> Judgement:
         return self.store.save(seen.item, check_name(annotator), opinion, time.time() - seen.started, seen.token)
+
+
+def _start_of(model: str | None) -> str:
+    """The flag of rlhf_rm.py that begins with a model; it takes an experiment of SFT, and a checkpoint of others."""
+    if model is None:
+        return "--model_name=..."
+    if not Path(model).is_dir():
+        return f"--model_name={model}"
+    try:
+        checkpoint = resolve_checkpoint(model)
+        experiment = experiment_of(checkpoint)
+        stage = None if experiment is None else read_json(experiment / "args.json").get("stage")
+    except (ValueError, OSError):  # the page cannot load it either
+        return "--model_name=..."
+    return f"--sft_experiment_dir={model}" if stage == "sft" else f"--model_name={checkpoint}"

@@ -69,9 +69,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "changed": ("Number {number} is changed; the old revision is kept.", "编号 {number} 已修改，旧版本保留。"),
     "deleted": ("Number {number} is deleted; its revisions are kept.", "编号 {number} 已删除，历史版本保留。"),
     "exported": (
-        "Exported {rankings} rankings ({lists} lists) and {scores} scores to {folder}: {files}. Next: {command}",
-        "已导出 {rankings} 个排序（{lists} 个列表）和 {scores} 个分数到 {folder}：{files}。下一步：{command}",
+        "Exported {rankings} rankings ({lists} lists) and {scores} scores to {folder}: {files}.",
+        "已导出 {rankings} 个排序（{lists} 个列表）和 {scores} 个分数到 {folder}：{files}。",
     ),
+    "next_step": (" Next: {command}", "下一步：{command}"),
     "agreement": (
         "{items} items ranked by more than one person: Kendall's tau-b {tau}, Krippendorff's alpha (ordinal) {alpha}",
         "{items} 个条目由多人排序：Kendall tau-b {tau}，Krippendorff alpha（序数）{alpha}",
