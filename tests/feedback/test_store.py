@@ -172,6 +172,9 @@ def test_filters(store, item):
     assert numbers(text='say "HI"') == [3, 2]
     assert numbers(text="c\nd") == numbers(text="好") == [1]  # in a reply, where JSON escapes it
     assert numbers(text="%") == []
+    third = store.add_item("Äpfel?", ["Привет", "x"], "m", "d", {})
+    store.save(third.id, "ann", Opinion("skipped"), 1.0, "t4")
+    assert numbers(text="äPFEL") == numbers(text="Привет") == [4]  # capitals that are not ASCII
 
 
 def test_repeats_are_what_others_ranked_the_least_ranked_first(store):

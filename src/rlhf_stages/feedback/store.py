@@ -90,6 +90,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
+            self._db.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's own knows ASCII alone
             self._create()
         except sqlite3.Error as error:
             self._db.close()
