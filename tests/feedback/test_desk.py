@@ -44,6 +44,8 @@ def take(desk, count=3):
 
 def test_prompts_of_text_files_records_and_shards(material, tmp_path):
     assert read_prompts(str(material / "prompts.txt")) == ["name the colour", "name the price"]
+    (tmp_path / "b.txt").write_text("name it\nname the price", encoding="utf-8-sig")  # a mark that editors put there
+    assert read_prompts(str(tmp_path / "b.txt")) == ["name it", "name the price"]
     (tmp_path / "a.jsonl").write_text('{"prompt": "x\\ny"}\n{"question": "z"}\n{"other": 1}\n{"prompt": 3}\n')
     assert read_prompts(str(tmp_path / "a.jsonl")) == ["x\ny", "z"]
     data = write_toy_data(tmp_path / "toy")

@@ -42,7 +42,7 @@ def read_prompts(source: str, models: Sequence[str] = ()) -> list[str]:
         ids = (shard[i].prompt.tolist() for i in range(min(len(shard), MAX_PROMPTS)))
         found = [str(tokenizer.decode(i, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for i in ids]
     elif path.suffix == ".txt":
-        found = path.read_text(encoding="utf-8").splitlines()[:MAX_PROMPTS]
+        found = path.read_text(encoding="utf-8-sig").splitlines()[:MAX_PROMPTS]
     else:
         found = []
         for _, record in read_source(source):
