@@ -10,7 +10,7 @@ from rlhf_stages.feedback.export import export, split_of_prompts
 from rlhf_stages.feedback.records import Item, Judgement, Opinion
 from rlhf_stages.feedback.wording import Refusal
 
-from helpers import make_tokenizer, run_stage, save_causal, toy_rows
+from helpers import make_tokenizer, run_stage, save_causal, toy_rows, write_toy_data
 
 RANKED = Opinion("ranked", (1, 2, 3, 4))
 PROMPT = "\n\nHuman: name the colour.\n\nAssistant:"
@@ -128,6 +128,18 @@ def test_an_export_again_replaces_what_is_there(model, tmp_path):
     assert "scores.jsonl" not in found.files
     ((_, *responses),) = lists_of(tmp_path, model)
     assert tuple(responses) == texts(3, 2, 1, 0)
+
+
+def test_without_a_ranking_that_is_left_the_shards_of_the_export_before_go(model, tmp_path):
+    score = (2, "p", Opinion("scored", reply=0, score=1.0))
+    export(judged((1, PROMPT, RANKED), score), tmp_path / "own", str(model))
+    assert len(list((tmp_path / "own").glob("*.pt"))) == 2
+    data = write_toy_data(tmp_path / "toy")
+    theirs = {path.name for path in data.iterdir()}
+    for folder in (tmp_path / "own", data):
+        export(judged(score), folder, str(model))
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["scores.jsonl"]
+    assert {path.name for path in data.iterdir()} == theirs | {"scores.jsonl"}
 
 
 def test_scores_alone_need_no_shard(model, tmp_path):

@@ -26,9 +26,10 @@ from rlhf_stages.data.sources import Example, fraction
 from rlhf_stages.feedback.ranks import ordered_lists
 from rlhf_stages.feedback.records import JUDGE, Item, Judgement
 from rlhf_stages.feedback.wording import Refusal
-from rlhf_stages.files import write_text
+from rlhf_stages.files import read_json, write_text
 
 Judged = tuple[Judgement, Item]
+DATASET = "feedback"  # What args.json calls the data
 HELD_OUT = 20  # Different prompts that are needed for some of them to be held out
 
 
@@ -62,6 +63,8 @@ def export(judged: Sequence[Judged], folder: Path, tokenizer_name: str, trust_re
     }
     if lists:
         _prepare(lists, folder, tokenizer_name, trust_remote_code)
+    else:
+        _remove_shards(folder)
     for name, lines in parts.items():
         if lines:
             write_text(folder / name, lines)
@@ -131,9 +134,16 @@ def _prepare(
     ]
     first = lists[0][0].prompt
     prepare(
-        args, dataset="feedback", records=records, to_example=_example, example_prompt=first,
+        args, dataset=DATASET, records=records, to_example=_example, example_prompt=first,
         chat_template=CHAT_TEMPLATE,
     )  # fmt: skip
+
+
+def _remove_shards(folder: Path) -> None:
+    """Remove what `_prepare` wrote for an earlier export; the data of others stay."""
+    if (folder / "args.json").is_file() and read_json(folder / "args.json").get("dataset") == DATASET:
+        for path in (*folder.glob("preference_*.pt"), folder / "example_prompt.pt", folder / "args.json"):
+            path.unlink(missing_ok=True)
 
 
 def _example(record: Mapping[str, Any]) -> Example:
