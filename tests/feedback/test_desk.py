@@ -197,6 +197,14 @@ def test_names():
             check_name(name)
 
 
+def test_two_buttons_on_one_ticket_are_no_double_click(desk):
+    ticket = take(desk).ticket.text()
+    assert desk.say("ann", ticket, "skipped") == desk.say("ann", ticket, "skipped")
+    with pytest.raises(Refusal, match="judged this item before, as number 1"):
+        desk.rank("ann", ticket, [1, 2, 3], ties=False)
+    assert [judgement.opinion.verdict for judgement, _ in desk.store.judgements()] == ["skipped"]
+
+
 def test_the_export_of_a_desk(desk):
     with pytest.raises(Refusal, match="Nothing to export yet"):
         desk.export()

@@ -8,7 +8,6 @@ again, with the votes.
 import hashlib
 import json
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,7 +21,7 @@ from rlhf_stages.data.collate import pad_left
 from rlhf_stages.data.info import read_data_info
 from rlhf_stages.data.tokenizer import encode_prompt, load_tokenizer
 from rlhf_stages.experiment import dataset_of, digest, resolve_checkpoint, stage_name
-from rlhf_stages.feedback.desk import Shown, Ticket, check_name, shuffled
+from rlhf_stages.feedback.desk import Shown, Ticket, check_name, save, shuffled
 from rlhf_stages.feedback.records import Item, Judgement, Opinion
 from rlhf_stages.feedback.sampling import check_prompt, read_prompts, reply_text
 from rlhf_stages.feedback.store import Store
@@ -161,5 +160,4 @@ class ContestDesk:
             if sorted(seen.order) != [0, 1]:
                 raise Refusal("nothing_to_judge")
             opinion = Opinion("ranked", tuple(ranks[seen.order.index(reply)] for reply in (0, 1)))
-        seconds = time.time() - seen.started
-        return self.store.save(seen.item, check_name(annotator), opinion, seconds, seen.token)
+        return save(self.store, annotator, seen, opinion)

@@ -79,6 +79,18 @@ def shuffled(item: Item, chance: random.Random) -> Shown:
     return Shown(ticket, item.prompt.lstrip("\n"), tuple(item.replies[i] for i in order))
 
 
+def save(store: Store, annotator: str, seen: Ticket, opinion: Opinion) -> Judgement:
+    """Store what a person says of what a page shows.
+
+    Raises:
+        Refusal: as `Store.save` does, or something else was said with this ticket before.
+    """
+    stored = store.save(seen.item, check_name(annotator), opinion, time.time() - seen.started, seen.token)
+    if stored.opinion != opinion:  # a double click is the same twice; this one was two buttons
+        raise Refusal("judged_before", number=stored.id)
+    return stored
+
+
 class Desk:
     """Everything behind the page of one server; its methods may be called from many threads."""
 
@@ -143,11 +155,11 @@ class Desk:
         seen = Ticket.read(ticket)
         given = complete_ranks(list(ranks)[: len(seen.order)], ties)
         of_reply = dict(zip(seen.order, given, strict=False))
-        return self._save(annotator, seen, Opinion("ranked", tuple(of_reply[i] for i in sorted(of_reply))))
+        return save(self.store, annotator, seen, Opinion("ranked", tuple(of_reply[i] for i in sorted(of_reply))))
 
     def say(self, annotator: str, ticket: str, verdict: str) -> Judgement:
         """Save that all replies are bad, or that a person skipped them."""
-        return self._save(annotator, Ticket.read(ticket), Opinion(verdict))
+        return save(self.store, annotator, Ticket.read(ticket), Opinion(verdict))
 
     def score(self, annotator: str, ticket: str, score: float) -> Judgement:
         """Save the score of the one reply that the page shows."""
@@ -155,7 +167,7 @@ class Desk:
         low, high = SCORE_RANGE
         if not low <= score <= high or not seen.order:
             raise Refusal("score_text")
-        return self._save(annotator, seen, Opinion("scored", reply=seen.order[0], score=score))
+        return save(self.store, annotator, seen, Opinion("scored", reply=seen.order[0], score=score))
 
     def edit(self, annotator: str, number: int, revision: int, verdict: str, text: str, token: str) -> Judgement:
         """Change a judgement: `text` is ranks, or a score, for the replies in the order in which they were sampled."""
@@ -205,9 +217,6 @@ class Desk:
         """The command that trains a reward model on the export, from the first of the models."""
         start = _start_of(next(iter(self.args.models), None))
         return shlex.join(["python", "scripts/rlhf_rm.py", f"--data_dir={self.args.export_dir}", start])
-
-    def _save(self, annotator: str, seen: Ticket, opinion: Opinion) -> Judgement:
-        return self.store.save(seen.item, check_name(annotator), opinion, time.time() - seen.started, seen.token)
 
 
 def _start_of(model: str | None) -> str:
