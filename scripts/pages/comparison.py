@@ -9,7 +9,7 @@ import gradio as gr
 
 from rlhf_stages.feedback.contest import ContestDesk
 from rlhf_stages.feedback.verdict import HEADERS, conclusion, report, tallies_of
-from rlhf_stages.feedback.wording import say
+from rlhf_stages.feedback.wording import Refusal, say
 from rlhf_stages.files import write_text
 
 from pages.annotation import Page, message, plain
@@ -80,17 +80,28 @@ class VoteTab:
         return [note, shown.ticket.text(), prompt, *cards]
 
     def keeper(self, choice: str) -> Callable[..., list[Any]]:
-        """What saves this vote and shows the next pair; or stays, with the reason why nothing was saved.
+        """What saves this vote and shows the next pair, also where this person has judged the one that is shown.
+
+        Otherwise the page stays, with the reason why nothing was saved.
 
         A function of its own: Gradio gives the request to who names it in a signature, and a partial has none.
         """
 
         def keep(request: gr.Request, language: str, name: str, held: str) -> list[Any]:
             person = self.page.person(name, request)
-            done, problem = self.page.attempt(language, lambda: self.desk.vote(person, held, choice))
-            if done is None:
+
+            def vote() -> str:
+                try:
+                    return message(say(language, "saved", number=self.desk.vote(person, held, choice).id), "good")
+                except Refusal as refusal:
+                    if refusal.key != "judged_before":
+                        raise
+                    return message(say(language, "voted_before", **refusal.values), "bad")  # say, in another tab
+
+            line, problem = self.page.attempt(language, vote)
+            if line is None:
                 return [message(problem, "bad"), *[gr.skip()] * len(self.view)]
-            return [message(say(language, "saved", number=done.id), "good"), *self.take(request, language, name)]
+            return [line, *self.take(request, language, name)]
 
         return keep
 

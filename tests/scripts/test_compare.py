@@ -77,11 +77,17 @@ def test_people_vote_blind_and_the_report_says_what_came_of_it(flags, browser, t
         server.kill()  # what was said is safe; the same command finds it again
         server.start()
         assert "All 4 pairs are judged" in server.call("next", "en", "ann")[0]
-        assert "0 of 4 judged" in server.call("next", "en", "bob")[0]
+        tabs = [server.call("next", "en", "bob") for _ in range(2)]  # of one person, on the same pair
+        assert all("0 of 4 judged" in note for note, *_ in tabs)
+        assert "Saved as number 5." in server.call("left", "en", "bob", tabs[0][1])[0]
+        said, note, ticket, *_ = server.call("left", "en", "bob", tabs[1][1])
+        assert "Not saved: you judged that pair before, as number 5" in said
+        assert "1 of 4 judged" in note
+        assert json.loads(ticket)["item"] != json.loads(tabs[1][1])["item"]
     finally:
         server.stop()
     store = Store(tmp_path / "f.sqlite")
-    votes = store.judgements()[::-1]
+    votes = store.judgements(annotator="ann")[::-1]
     store.close()
     for (judgement, item), (left, right), best in zip(votes[:2], shown[:2], (0, 1), strict=True):
         assert sorted((left, right)) == sorted(reply.strip() for reply in item.replies)

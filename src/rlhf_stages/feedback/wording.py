@@ -112,6 +112,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Not saved: you judged this item before, as number {number}; change it in the second tab.",
         "未保存：你已标注过该条目（编号 {number}）；请在第二个标签页中修改。",
     ),
+    "voted_before": (
+        "Not saved: you judged that pair before, as number {number}.",
+        "未保存：你已判断过那一对（编号 {number}）。",
+    ),
     "gone": ("Not saved: number {number} is deleted, or never was.", "未保存：编号 {number} 已删除或不存在。"),
     "stale": (
         "Not saved: {author} has changed number {number} meanwhile (revision {revision}); open it again and look.",
