@@ -54,15 +54,17 @@ class Page:
             setattr(component, name, text(self.args.language))
         return component
 
-    def connect_language(self) -> None:
-        """Let the switch change all texts; called when all are made."""
+    def connect_language(self) -> Any:
+        """Let the switch change all texts; called when all are made. Returns the event, for what follows it."""
 
         def change(language: str) -> list[Any]:
             language = language if language in LANGUAGES else self.args.language
             return [gr.update(**{name: text(language) for name, text in made.items()}) for _, made in self._texts]
 
         components = [component for component, _ in self._texts]
-        self.language.input(change, self.language, components, show_progress="hidden", api_visibility="private")
+        return self.language.input(
+            change, self.language, components, show_progress="hidden", api_visibility="private"
+        )  # fmt: skip
 
     def person(self, typed: str, request: gr.Request) -> str:
         """Who sends a request: who logged in, or the name in the box where nobody has to."""
@@ -93,10 +95,12 @@ def build(desk: Desk, has_accounts: bool) -> gr.Blocks:
             with page.worded(gr.Tab(elem_id="rank-tab"), label="label_tab"):
                 RankTab(page)
             with page.worded(gr.Tab(elem_id="browse-tab"), label="browse_tab") as tab:
-                BrowseTab(page, tab)
+                browse = BrowseTab(page, tab)
             with page.worded(gr.Tab(elem_id="score-tab"), label="score_tab"):
                 ScoreTab(page)
-        page.connect_language()
+        # the texts of the table and the names of its filter come from what was read
+        options = {"show_progress": "hidden", "api_visibility": "private"}
+        page.connect_language().then(browse.list_rows, browse.filters, browse.rows, **options)
     return blocks
 
 

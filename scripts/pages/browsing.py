@@ -67,8 +67,9 @@ class BrowseTab:
         self.page, self.desk, self.store = page, page.desk, page.desk.store
         self._make_table()
         self._make_editor()
-        filters = [page.language, self.who, self.verdict, self.text]
-        rows, quiet = [self.count, self.table, self.work, self.who], {"show_progress": "hidden"}
+        self.filters = filters = [page.language, self.who, self.verdict, self.text]
+        self.rows = rows = [self.count, self.table, self.work, self.who]
+        quiet = {"show_progress": "hidden"}
         self.show.click(self.list_rows, filters, rows, api_name="list", **quiet)
         for event in (tab.select, self.text.submit, self.who.input, self.verdict.input):
             event(self.list_rows, filters, rows, api_visibility="private", **quiet)

@@ -260,6 +260,11 @@ def test_rank_conflict_save_browse_edit_export_train(server, browse, material, t
     page.click("#delete")
     page.wait_for_selector("#edited >> text=Number 2 is deleted")
     page.wait_for_selector("#browse-count >> text=2 shown of 2")
+    page.get_by_text("中文").click()
+    page.wait_for_selector("#browse-count >> text=共 2 条，显示 2 条")
+    page.wait_for_selector("#judgements th >> text=标注人 >> visible=true")
+    page.locator("#by-annotator input").click()
+    page.get_by_role("option", name="ann").wait_for()
 
     opened = Store(tmp_path / "f.sqlite")
     first, second = (opened.history(number) for number in (1, 2))
