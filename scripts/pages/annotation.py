@@ -13,13 +13,10 @@ from rlhf_stages.feedback.desk import Desk, Shown
 from rlhf_stages.feedback.ranks import LETTERS, find_conflict, groups, order_text
 from rlhf_stages.feedback.wording import LANGUAGES, Refusal, say
 
+from pages.serving import message
+
 SCRIPT = (Path(__file__).parent / "annotation.js").read_text(encoding="utf-8")
 MOST = len(LETTERS)
-
-
-def message(text: str, kind: str = "hint") -> str:
-    """A line that says how something went, as HTML; the text is text."""
-    return f'<div class="message {kind}" role="status">{escape(text)}</div>' if text else ""
 
 
 def plain(text: str, name: str = "") -> str:

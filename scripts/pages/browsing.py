@@ -13,7 +13,8 @@ from rlhf_stages.feedback.ranks import LETTERS
 from rlhf_stages.feedback.records import VERDICTS, Item, Judgement
 from rlhf_stages.feedback.wording import say
 
-from pages.annotation import Page, Sampling, message, plain
+from pages.annotation import Page, Sampling, plain
+from pages.serving import message
 
 SHOWN = 200  # Rows of the table
 HEADERS = ("number", "who", "what", "prompt_short", "best", "seconds", "when")

@@ -12,7 +12,8 @@ from rlhf_stages.feedback.verdict import HEADERS, conclusion, report, tallies_of
 from rlhf_stages.feedback.wording import Refusal, say
 from rlhf_stages.files import write_text
 
-from pages.annotation import Page, message, plain
+from pages.annotation import Page, plain
+from pages.serving import message
 
 SCRIPT = (Path(__file__).parent / "comparison.js").read_text(encoding="utf-8")
 CHOICES = {"left": "left", "equal": "equal", "right": "right", "both_bad": "both-bad", "skip": "skip"}

@@ -22,8 +22,8 @@ from rlhf_stages.demo.talk import Models, Request, Turn, answer, reason_of
 from rlhf_stages.feedback.accounts import read_users
 
 from pages.controls import CHAT, Form, Picker, Settings
-from pages.serving import serve
-from pages.transcript import message, transcript
+from pages.serving import message, serve
+from pages.transcript import transcript
 
 STYLE = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
 ONE = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}  # One user at a time

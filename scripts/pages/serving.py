@@ -2,6 +2,7 @@
 
 import socket
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospac
 )
 # no second margin on a narrow screen; a rule of its own, since Gradio keeps its `css` to what is within that margin
 NARROW = "@media (max-width: 700px) { .gradio-container > .main { padding: 0 !important; } }"
+
+
+def message(text: str, kind: str = "hint") -> str:
+    """A line that says how something went, as HTML; the text is text."""
+    return f'<div class="message {kind}" role="status">{escape(text)}</div>' if text else ""
 
 
 def serve(page: gr.Blocks, script: str, args: Any, users: Any, *, style: str = STYLE, hint: str | None = None) -> None:

@@ -5,10 +5,7 @@ from html import escape
 
 from rlhf_stages.demo.talk import Reply, Turn
 
-
-def message(text: str, kind: str = "hint") -> str:
-    """A line that says how something went."""
-    return f'<div class="message {kind}" role="status">{escape(text)}</div>' if text else ""
+from pages.serving import message
 
 
 def transcript(turns: Sequence[Turn], empty: str) -> str:
