@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A page on which people rank and score replies of a model, and what a reward model trains on comes out.
 
-    python scripts/annotate.py --models experiments/helpdesk/demo/sft --prompts data/helpdesk/demo/finetune_train.pt
+    python scripts/annotate.py --models experiments/helpdesk/helpdesk-tiny/sft \\
+        --prompts data/helpdesk/helpdesk-tiny/finetune_train.pt
 
 Several people may use one server at once. It listens to this machine alone unless --host says otherwise; then
 --auth_file has to say who may come in:

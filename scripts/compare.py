@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Two models answer the same prompts, and people (or a program) say blind which answer is better.
 
-    python scripts/compare.py --models experiments/helpdesk/demo/sft experiments/helpdesk/demo/ppo \\
-        --prompts data/helpdesk/demo/prompt_test.pt
+    python scripts/compare.py --models experiments/helpdesk/helpdesk-tiny/sft experiments/helpdesk/helpdesk-tiny/ppo \\
+        --prompts data/helpdesk/helpdesk-tiny/prompt_test.pt
 
 People vote on a page; --judge=reward_model, length or classifier votes at once. Votes go to the database of
 annotate.py, and a Markdown report says who wins, how often, and whether that may be chance.

@@ -270,9 +270,10 @@ def _print_summary(args: TextDataArgs, counts: Counts, order: Mapping[str, list[
     if bad_line is not None:
         print(f"first bad line: {bad_line}")
     folder, model = args.destination_dir, args.tokenizer_name
-    command = {
-        "finetune": f"python scripts/rlhf_sft.py --data_dir={folder} --model_name={model}",
-        "preference": f"python scripts/rlhf_rm.py --data_dir={folder} --sft_experiment_dir=<sft-dir>",
-        "prompt": f"python scripts/rlhf_ppo.py --data_dir={folder} --sft_experiment_dir=<sft-dir> --rm_experiment_dir=<rm-dir>",
+    stage, parents = {
+        "finetune": ("sft", f"--model_name={model}"),
+        "preference": ("rm", "--sft_experiment_dir=<sft-dir>"),
+        "prompt": ("ppo", "--sft_experiment_dir=<sft-dir> --rm_experiment_dir=<rm-dir>"),
     }[args.stage]
+    command = f"python scripts/rlhf_{stage}.py --data_dir={folder} {parents}"
     print(f"wrote {args.stage} shards to {folder}\nnext:\n{folded_command(command)}")

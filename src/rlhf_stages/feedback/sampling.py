@@ -19,6 +19,7 @@ from rlhf_stages.data.tokenizer import encode_prompt, fingerprint, load_tokenize
 from rlhf_stages.experiment import digest, resolve_checkpoint
 from rlhf_stages.feedback.wording import Refusal
 from rlhf_stages.rollout.generation import generate, make_sampler
+from rlhf_stages.terminal import first_line
 
 MAX_PROMPT = 8000  # Characters
 MAX_PROMPTS = 100_000  # Of a file
@@ -115,7 +116,7 @@ class Replier:
             except Refusal:
                 raise
             except Exception as error:  # torch and transformers raise anything
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = first_line(error)
                 raise Refusal("bad_sampling", reason=reason) from error
 
     def _load(self, model: str) -> tuple[ChatSession, str]:
@@ -129,7 +130,7 @@ class Replier:
                     model, device=args.device, dtype=dtype, trust_remote_code=args.trust_remote_code
                 )
             except Exception as error:  # also out of memory; the page goes on without it
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = first_line(error)
                 raise Refusal("bad_model", reason=reason) from error
             weights = digest(resolve_checkpoint(model)) if Path(model).is_dir() else ""
             self._loaded[model] = session, weights or str(getattr(session.model.config, "_commit_hash", "") or "")
