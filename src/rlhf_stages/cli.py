@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
@@ -88,7 +88,7 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
 class Parser(simple_parsing.ArgumentParser):  # type: ignore[misc]
     """Says in one line what is wrong; the usage of a stage has sixty."""
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> None:
         """End with 2; an unknown flag comes with the nearest one that there is."""
         if unknown := re.match(r"unrecognized arguments: (--\w+)", message):
             near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)

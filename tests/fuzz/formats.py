@@ -481,7 +481,7 @@ def yaml_inputs(folder: Path) -> st.SearchStrategy[bytes]:
 
 
 def read_config(path: Path) -> None:
-    """Each stage either takes the flags or ends in argparse's usage error."""
+    """Each stage either takes the flags or ends in one line that says what is wrong."""
     group = STAGES[sorted(STAGES)[path.stat().st_size % len(STAGES)]]
     code = 2
     try:
