@@ -114,6 +114,7 @@ def test_a_pipeline(pipeline, tmp_path):
     assert page.text.index("new 4") < page.text.index("test: all pairs")  # texts come before the longest table
     assert "What this page does not show" not in page.text
     assert page.attributes.count(("li", "class", "from")) == 1  # an arrow from SFT to PPO
+    assert page.text.count("from sft") == 1
     assert not any("refresh" in str(value) for _, _, value in page.attributes)
 
 

@@ -58,7 +58,9 @@ def header(runs: Sequence[Run], asked: Sequence[Path], made: str, refresh: int |
 def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, Sequence[str]]) -> Markup:
     """A card per run, in the order in which they were made."""
     cards = []
+    shown = {path.resolve(): name for path, name in names.items()}
     for before, run in zip([None, *runs], runs, strict=False):
+        parents = [shown[at] for at in _parents(run) if at in shown]
         column, meaning = _HEADLINES.get(run.stage, ("", ""))
         both = ends(run.metrics.series(column))
         value: Markup | str = "–"
@@ -75,16 +77,17 @@ def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, 
                 tag("a", tag("div", name, class_="name"), href=f"#{anchor(names[run.dir])}"),
                 tag("div", value, class_="big"),
                 tag("div", meaning, class_="small muted"),
+                tag("div", f"from {', '.join(parents)}", class_="small muted") if parents else None,
                 tag("div", flags, class_="small muted"),
-                class_="from" if before and _made_from(run, before) else None,
+                class_="from" if before and before.dir.resolve() in _parents(run) else None,
             )
         )
     return tag("ul", *cards, class_="stages")
 
 
-def _made_from(run: Run, other: Run) -> bool:
-    """Whether a run started from another one."""
-    return any(at.resolve() == other.dir.resolve() for p in parents_of(run) if (at := p.experiment) is not None)
+def _parents(run: Run) -> list[Path]:
+    """The experiment folders that a run started from."""
+    return [at.resolve() for parent in parents_of(run) if (at := parent.experiment) is not None]
 
 
 def notes(runs: Sequence[Run], names: Mapping[Path, str], more: Sequence[str]) -> Markup | None:
