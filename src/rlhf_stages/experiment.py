@@ -100,7 +100,7 @@ class Experiment:
             The step, and what is wrong with each newer checkpoint that was passed over.
 
         Raises:
-            ValueError: the checkpoint of `step` is damaged. FileNotFoundError: there is none.
+            ValueError: the checkpoint of `step` is damaged, or all of a finished run. FileNotFoundError: there is none.
         """
         steps = self.checkpoints.steps()
         if step is not None:
@@ -116,6 +116,8 @@ class Experiment:
                 problems.append(str(error))
             else:
                 return candidate, problems
+        if problems and self.finished:  # what is left of it is worth more than a new start
+            raise ValueError(f"--resume: the run is finished, but {problems[0]}; --overwrite alone runs it again")
         return 0, problems
 
     def tidy(self) -> None:

@@ -306,6 +306,16 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_run, tmp_path, finished, file,
     same(copy, finished("rm"))
 
 
+def test_a_finished_run_whose_checkpoints_are_damaged_is_left_alone(tiny_run, tmp_path, finished):
+    copy = copy_of(finished("rm"), tmp_path)
+    for path in copy.glob("checkpoints/*/config.json"):
+        path.write_text("{}")
+    before = content(copy)
+    with pytest.raises(ValueError, match="--resume: the run is finished, but .* --overwrite alone runs it again"):
+        go(tiny_run, tmp_path, "rm", "--resume", "--resume_override", "--max_steps=9")
+    assert content(copy) == before
+
+
 def test_when_every_checkpoint_is_damaged_the_run_starts_anew(tiny_run, tmp_path, finished):
     copy = copy_of(finished("rm"), tmp_path)
     (copy / "summary.json").unlink()
