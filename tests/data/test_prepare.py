@@ -129,7 +129,7 @@ def test_a_long_response_is_cut_and_keeps_eos_and_a_long_prompt_is_dropped(run, 
     source = [("train", {"prompt": prompt, "responses": responses}) for prompt, responses in rows]
     limits = {"max_prompt_length": 5, "max_length": 9, "test_percentage": 0.0, "validation_percentage": 0.0}
     counts = run(source, stage="preference", shuffle=False, **limits)
-    assert counts["train"] == {"kept": 3, "truncated": 3, "skipped": {"too long": 1}}
+    assert counts["train"] == {"kept": 3, "truncated": 3, "skipped": {"prompt too long": 1}}
     path = tmp_path / "data/preference_train.pt"
     assert texts(path, tokenizer_path) == [("pppp", "123", "432"), ("pp", "12345", "54321"), ("pq", "12345", "12")]
     assert [record.truncated for record in open_shard(path)] == [(False, True), (False, True), (True, False)]
@@ -267,7 +267,7 @@ def test_every_dropped_record_is_counted_and_listed_with_its_reason(run, tmp_pat
     counts = run(source, save_skipped_examples=True, validation_percentage=0.0)
     assert counts["train"]["kept"] == 20
     assert counts["train"]["skipped"] == {
-        "missing chosen": 1, "empty reply": 1, "too short": 1, "too long": 1, "not text": 1
+        "missing chosen": 1, "empty reply": 1, "too short": 1, "prompt too long": 1, "not text": 1
     }  # fmt: skip
     assert counts["test"] == {"kept": 1, "truncated": 0, "skipped": {"duplicate input": 1}}
     folder = tmp_path / "data"
@@ -276,7 +276,7 @@ def test_every_dropped_record_is_counted_and_listed_with_its_reason(run, tmp_pat
         {"reason": "missing chosen", "raw": source[20][1]},
         {"reason": "empty reply", "raw": source[21][1]},
         {"reason": "too short", "prompt": "short 答", "responses": ["x"]},
-        {"reason": "too long", "prompt": "long" * 100, "responses": ["xx"]},
+        {"reason": "prompt too long", "prompt": "long" * 100, "responses": ["xx"]},
         {"reason": "not text", "raw": source[24][1]},
     ]
     assert json.loads((folder / "finetune_test_skipped.json").read_text()) == [

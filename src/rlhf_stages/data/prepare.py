@@ -152,7 +152,7 @@ def _tokenize(
                 row.length = len(prompt) + max(map(len, responses), default=0)
                 writer.add(prompt, responses, truncated, row.ratings, row.metadata)
             row.metadata = None
-            row.reason = row.reason or (None if result else "too long")
+            row.reason = row.reason or (None if result else "prompt too long")
             rows.append(row)
             if texts is not None:
                 entry = {"raw": raw} if usable is None else {"prompt": usable[0], "responses": usable[1]}
