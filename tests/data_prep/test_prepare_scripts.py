@@ -120,7 +120,7 @@ def test_real_dialogues_in_both_stages(prepare, shared_data):
     for stage, rows in found.items():
         for split, of_split in counts(folder, stage).items():
             assert of_split["kept"] == 60 or (split != "train" and 20 < of_split["kept"] < 60)
-            assert of_split["skipped"]["too long"] > 0
+            assert of_split["skipped"]["prompt too long"] > 0
         # Which stage they belong to is not known, so each reports all 14; empty are 7, of which only chosen ones count.
         skipped = counts(folder, stage)["train"]["skipped"]
         assert skipped["reply of several turns"] == 14
@@ -180,7 +180,7 @@ def test_bad_input_is_counted_or_one_clear_error(prepare, tmp_path, capsys):
     assert counts(folder, "preference")["train"] == {
         "kept": 40,
         "truncated": 0,
-        "skipped": {"bad line": 2, "missing chosen": 1, "empty reply": 1, "same response": 1, "too long": 1},
+        "skipped": {"bad line": 2, "missing chosen": 1, "empty reply": 1, "same response": 1, "prompt too long": 1},
     }
     assert f"first bad line: {tmp_path / 'data.jsonl'}, line 45: not UTF-8" in capsys.readouterr().out
 
