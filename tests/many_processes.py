@@ -22,7 +22,7 @@ LEARNING = [*COMMON, "--learning_rate=1e-2", "--disable_dropout"]
 FLAGS = {
     "sft": [*LEARNING, "--max_new_tokens=2"],
     "rm": [*LEARNING, "--loss_type=per_sample"],
-    "dpo": LEARNING,
+    "dpo": [*LEARNING, "--max_new_tokens=2"],
     "classifier": [*LEARNING, "--label_kind=act"],
     "ppo": [
         *COMMON, "--actor_learning_rate=1e-2", "--critic_learning_rate=1e-2", "--optimizer_eps=1e-3", "--ppo_epochs=2",
