@@ -229,7 +229,8 @@ def test_online_without_key_or_network_ends_before_there_is_a_folder(tmp_path, k
     env = {**os.environ, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_HTTP_TIMEOUT": "2"}
     env |= {"WANDB_API_KEY": key} if key else {}
     script = [sys.executable, str(ROOT / "scripts" / "rlhf_sft.py"), "--accelerator=cpu", "--devices=1"]
-    script += [f"--data_dir={data}", f"--model_name={model}", f"--log_dir={tmp_path / 'runs'}", "--max_new_tokens=4", "--loggers", "wandb"]
+    script += [f"--data_dir={data}", f"--model_name={model}", f"--log_dir={tmp_path / 'runs'}", "--max_new_tokens=4"]
+    script += ["--loggers", "wandb"]
     result = subprocess.run(script, env=env, capture_output=True, text=True, check=False, timeout=240)
     assert result.returncode == 2, result.stderr
     last = result.stderr.strip().splitlines()[-1]

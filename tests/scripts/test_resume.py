@@ -311,7 +311,7 @@ def test_a_finished_run_whose_checkpoints_are_damaged_is_left_alone(tiny_run, tm
     for path in copy.glob("checkpoints/*/config.json"):
         path.write_text("{}")
     before = content(copy)
-    with pytest.raises(ValueError, match="--resume: the run is finished, but .* --overwrite alone runs it again"):
+    with pytest.raises(ValueError, match=r"--resume: the run is finished, but .* --overwrite alone runs it again"):
         go(tiny_run, tmp_path, "rm", "--resume", "--resume_override", "--max_steps=9")
     assert content(copy) == before
 
