@@ -145,8 +145,6 @@ def main(argv: list[str] | None = None) -> Path:
 
     def learn(step: int, rollout: Rollout, prompt_of_row: list[int]) -> dict[str, float]:
         global_sum = partial(loop.global_sum, fabric)
-        rewards.observe(rollout, global_sum)
-        rollout = rewards.combine(rollout, step)
         experience = make_experience(rollout, args, kl_control.coeff, group_size, global_sum, scale)
         learned = experience.normalized(value_norm)
         for model in filter(None, (actor, critic)):
@@ -177,8 +175,8 @@ def main(argv: list[str] | None = None) -> Path:
         progress.first = validate(step=0)
     for step, prompt_batches, records in plan.steps(shard, collate, progress.step):
         if step == 1 and args.self_check:
-            few = prompt_batches[0].first(args.micro_batch_size)
-            checked = self_check(actor, reference, few, generator, sampler, fabric)
+            some = prompt_batches[0].first(args.micro_batch_size)
+            checked = self_check(actor, reference, some, generator, sampler, fabric)
             tracker.message("self-check\n" + "\n".join(f"  {agreement}" for agreement in checked))
         watch.lap()  # what a validation took is not part of a step
         with watch("rollout"):
@@ -188,6 +186,8 @@ def main(argv: list[str] | None = None) -> Path:
         if loop.anywhere(fabric, fault is not None):
             keeper.skip(step, fault, [prompt_of_row[row] for row in rows])
         else:
+            rewards.observe(rollout, partial(loop.global_sum, fabric))
+            rollout = rewards.combine(rollout, step)
             with watch("ppo"):
                 metrics = learn(step, rollout, prompt_of_row)
             metrics |= watch.lap() | peak_memory(fabric.device)
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> Path:
                 tracker.message(f"warning: {warning}")
             if loop.is_due(step, args.log_interval, plan.total_steps):
                 tracker.log(metrics, step)
-                log_rollout_sample(rewards.combine(rollout, step), tokenizer, tracker, step)
+                log_rollout_sample(rollout, tokenizer, tracker, step)
 
         # 8. Next rates, validate, save
         for schedule in filter(None, (actor_schedule, critic_schedule)):

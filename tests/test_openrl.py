@@ -153,9 +153,11 @@ def test_the_command_line_wins(tmp_path):
 
 
 def test_keys_that_the_command_line_leaves_without_effect_are_left_out(tmp_path, capsys):
-    args = ppo(tmp_path, "lr: 1e-5\ncritic_lr: 2e-5\n", "--advantage_estimator=rloo")
+    args = ppo(tmp_path, "lr: 1e-5\ncritic_lr: 2e-5\nhidden_size: 1\n", "--advantage_estimator=rloo")
     assert (args.actor_learning_rate, args.critic) == (1e-5, "none")
-    assert "left out of the config file: --critic_learning_rate only acts with" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "left out of the config file: --critic_learning_rate only acts with" in err
+    assert err.count("no effect here: hidden_size") == 1
 
 
 def test_flags_of_ours_may_stand_in_the_same_file(tmp_path):

@@ -7,7 +7,6 @@ must not import torch: `--help` has to answer at once.
 import argparse
 import difflib
 import errno
-import os
 import re
 import sys
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 import simple_parsing
 from simple_parsing import ConflictResolution, SimpleHelpFormatter
 
-from rlhf_stages.config import NoEffect, config_tokens, gives_way
+from rlhf_stages.config import NoEffect, config_tokens, gives_way, tell
 from rlhf_stages.terminal import folded, printable
 
 # the start of the program, near enough: scripts import this module before anything large
@@ -74,8 +73,7 @@ def parse(*groups: type, argv: Sequence[str] | None = None, description: str | N
             if set(error.flags) <= set(without) or not gives_way(error, argv):
                 parser.error(str(error))
             without += error.flags
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                print(f"left out of the config file: {error}", file=sys.stderr)
+            tell(f"left out of the config file: {error}")
         except ValueError as error:
             parser.error(str(error))
         except SystemExit as stop:

@@ -61,9 +61,8 @@ def config_tokens(argv: Sequence[str], groups: Sequence[type], without: Collecti
             config = translated.rest
             tokens = [token for token in translated.tokens if token[2:].partition("=")[0] not in without]
             known |= KEYS.keys()
-            if translated.ignored and os.environ.get("LOCAL_RANK", "0") == "0":
-                names = ", ".join(translated.ignored)
-                print(printable(f"{path}: no effect here: {names} (docs/from-openrl.md)"), file=sys.stderr)
+            if translated.ignored and not without:  # else it has been said
+                tell(f"{path}: no effect here: {', '.join(translated.ignored)} (docs/from-openrl.md)")
         _check(config, known)
     except ValueError as error:
         raise ValueError(f"--config {path}: {error}") from None
@@ -79,6 +78,12 @@ def config_tokens(argv: Sequence[str], groups: Sequence[type], without: Collecti
         elif value is not None:
             tokens.append(f"--{key}={value}")
     return tokens
+
+
+def tell(line: str) -> None:
+    """Say what becomes of a config file, on the first process alone."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(printable(line), file=sys.stderr)
 
 
 def gives_way(error: NoEffect, argv: Sequence[str]) -> bool:

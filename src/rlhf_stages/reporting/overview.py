@@ -60,7 +60,8 @@ def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, 
     cards = []
     shown = {path.resolve(): name for path, name in names.items()}
     for before, run in zip([None, *runs], runs, strict=False):
-        parents = [shown[at] for at in _parents(run) if at in shown]
+        parents = _parents(run)
+        known = [shown[at] for at in parents if at in shown]
         column, meaning = _HEADLINES.get(run.stage, ("", ""))
         both = ends(run.metrics.series(column))
         value: Markup | str = "–"
@@ -77,9 +78,9 @@ def stages(runs: Sequence[Run], names: Mapping[Path, str], found: Mapping[Path, 
                 tag("a", tag("div", name, class_="name"), href=f"#{anchor(names[run.dir])}"),
                 tag("div", value, class_="big"),
                 tag("div", meaning, class_="small muted"),
-                tag("div", f"from {', '.join(parents)}", class_="small muted") if parents else None,
+                tag("div", f"from {', '.join(known)}", class_="small muted") if known else None,
                 tag("div", flags, class_="small muted"),
-                class_="from" if before and before.dir.resolve() in _parents(run) else None,
+                class_="from" if before and before.dir.resolve() in parents else None,
             )
         )
     return tag("ul", *cards, class_="stages")
