@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -21,6 +22,7 @@ Batch = TypeVar("Batch")
 Item = TypeVar("Item")
 # a prime far above any number of steps, so that the streams of neighbouring seeds and ranks do not meet
 SEED_STRIDE = 100_003
+_STOP = {signal.SIGTERM}
 
 
 class Budget(NamedTuple):
@@ -172,7 +174,9 @@ class Plan:
                 worker_init_fn=_leave_group,
                 generator=torch.Generator(),  # else each start of a loader takes a number from the run's own
             )
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)  # its workers begin so, see `_leave_group`
             batches = iter(loader)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
             for number, window in zip(numbers, left, strict=True):
                 records = [_of_rows(packed, micro) for micro in window] if packed else window
                 yield Step(number, [to_device(next(batches), self._fabric.device) for _ in window], records)
@@ -181,6 +185,9 @@ class Plan:
 def _leave_group(worker: int) -> None:
     """A signal to the group of processes, as `timeout` sends it, is for the run, which ends its workers itself."""
     os.setpgrp()
+    while signal.sigtimedwait(_STOP, 0):  # what came to the group before
+        pass
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
 
 
 def _of_rows(packed: PackedShard, rows: Sequence[int]) -> list[int]:
